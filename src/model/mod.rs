@@ -2,6 +2,7 @@
 //! consistency; knows nothing of disks, threads, Raft or gRPC.
 
 pub mod fault;
+pub mod kv;
 pub mod limits;
 pub mod range;
 pub mod record;
@@ -11,6 +12,7 @@ pub mod revision;
 
 pub use crate::proto::mvccpb::KeyValue;
 pub use fault::Fault;
+pub use kv::KvRef;
 pub use range::KeyRange;
 pub use record::{Change, Record};
 pub use rejection::Rejection;
