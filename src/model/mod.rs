@@ -4,6 +4,8 @@
 pub mod fault;
 pub mod kv;
 pub mod limits;
+#[cfg(feature = "mutations")]
+pub mod mutation;
 pub mod range;
 pub mod record;
 pub mod rejection;
