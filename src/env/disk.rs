@@ -2,6 +2,7 @@
 //! threads, never on a core while it serves. A simulated disk executes them at once and forgets, at a crash,
 //! whatever was not flushed.
 
+use crate::model::limits::LOG_BLOCK_BYTES;
 use std::fmt::Debug;
 use std::io;
 use std::path::Path;
@@ -27,7 +28,7 @@ pub trait Disk: Debug + Send + Sync + 'static {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// The names in a directory, sorted; an error of kind `NotFound` if there is none.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// Makes a directory and its parents (mode 0700); no error if it exists.
+    /// Makes a directory and its parents (mode 0700), durably; no error if it exists.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
     /// Makes the entries of `dir` durable: files made, renamed and removed in it.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
@@ -35,6 +36,9 @@ pub trait Disk: Debug + Send + Sync + 'static {
 
 pub trait File: Debug + Send + Sync {
     fn len(&self) -> io::Result<u64>;
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
     /// Fills the buffer or fails with `UnexpectedEof`.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
     /// Writes all of it. Not durable before `sync`.
@@ -60,4 +64,14 @@ pub enum Backing {
     /// Memory that holds the file's current content (the page cache of a simulated disk). It stays at this
     /// address and this capacity, zero beyond the file's end, while the `File` lives.
     Memory { base: *const u8, capacity: usize },
+}
+
+/// Refuses direct I/O that is not aligned. Every disk asks it, also where the device would not mind, so that a
+/// mistake shows everywhere.
+pub(super) fn require_alignment(offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let unit = LOG_BLOCK_BYTES as u64;
+    if [offset, bytes.len() as u64, bytes.as_ptr() as u64].iter().all(|n| n.is_multiple_of(unit)) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "direct I/O that is not aligned"))
 }
