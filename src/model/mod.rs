@@ -7,15 +7,19 @@ pub mod limits;
 #[cfg(feature = "mutations")]
 pub mod mutation;
 pub mod range;
+pub mod range_set;
 pub mod record;
 pub mod rejection;
 pub mod request;
 pub mod revision;
+pub mod select;
+pub mod txn;
 
 pub use crate::proto::mvccpb::KeyValue;
 pub use fault::Fault;
 pub use kv::KvRef;
 pub use range::KeyRange;
+pub use range_set::RangeSet;
 pub use record::{Change, Record};
 pub use rejection::Rejection;
 pub use request::{Answer, Request, Response};
