@@ -1,0 +1,271 @@
+//! The KV service: fields are checked here, everything else is decided where the state is.
+//!
+//! RangeStream is made here out of bounded reads (etcd: semantics 2.16): each chunk is one read at the revision
+//! of the first, and no snapshot is held while the client takes its time. A chunk whose revision was compacted
+//! meanwhile ends the stream with that error.
+
+mod validate;
+
+use super::node::{Limits, Node};
+use super::status;
+use crate::model::{self, Rejection, range::successor};
+use crate::proto::etcdserverpb as pb;
+use futures::stream::{self, BoxStream, StreamExt};
+use pb::range_request::{SortOrder, SortTarget};
+use pb::request_op;
+use prost::Message;
+use tonic::{Request, Response, Status};
+
+#[derive(Clone, Debug)]
+pub struct Kv<N> {
+    node: N,
+    limits: Limits,
+}
+
+impl<N: Node> Kv<N> {
+    pub fn new(node: N, limits: Limits) -> Self {
+        Kv { node, limits }
+    }
+
+    fn check_size(&self, message: &impl Message) -> Result<(), Status> {
+        match self.limits.proposal_fits(message.encoded_len()) {
+            true => Ok(()),
+            false => Err(status::of(Rejection::RequestTooLarge)),
+        }
+    }
+}
+
+async fn read<N: Node>(
+    node: &N,
+    request: pb::RangeRequest,
+    count: bool,
+) -> Result<pb::RangeResponse, Rejection> {
+    match node.call(model::Request::Range { request, count }).await? {
+        model::Response::Range(response) => Ok(response),
+        other => unreachable!("Range was answered with {other:?}"),
+    }
+}
+
+#[tonic::async_trait]
+impl<N: Node> pb::kv_server::Kv for Kv<N> {
+    async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<pb::RangeResponse>, Status> {
+        let request = request.into_inner();
+        validate::range(&request).map_err(status::of)?;
+        read(&self.node, request, true).await.map(Response::new).map_err(status::of)
+    }
+
+    type RangeStreamStream = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;
+
+    async fn range_stream(
+        &self,
+        request: Request<pb::RangeRequest>,
+    ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        let request = request.into_inner();
+        validate::range(&request).map_err(status::of)?;
+        check_streamable(&request).map_err(status::of)?;
+        let chunks = Chunks::new(self.node.clone(), request, self.limits.max_request_bytes);
+        Ok(Response::new(chunks.into_stream().boxed()))
+    }
+
+    async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
+        let request = request.into_inner();
+        validate::put(&request).map_err(status::of)?;
+        self.check_size(&request)?;
+        match self.node.call(model::Request::Put(request)).await.map_err(status::of)? {
+            model::Response::Put(response) => Ok(Response::new(response)),
+            other => unreachable!("Put was answered with {other:?}"),
+        }
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<pb::DeleteRangeRequest>,
+    ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
+        let request = request.into_inner();
+        validate::delete_range(&request).map_err(status::of)?;
+        self.check_size(&request)?;
+        match self.node.call(model::Request::DeleteRange(request)).await.map_err(status::of)? {
+            model::Response::DeleteRange(response) => Ok(Response::new(response)),
+            other => unreachable!("DeleteRange was answered with {other:?}"),
+        }
+    }
+
+    async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
+        let request = request.into_inner();
+        validate::txn(&request, self.limits.max_txn_ops).map_err(status::of)?;
+        // A transaction that only reads is never proposed (etcd: semantics 5.15), so its size does not matter.
+        if !only_reads(&request) {
+            self.check_size(&request)?;
+        }
+        match self.node.call(model::Request::Txn(request)).await.map_err(status::of)? {
+            model::Response::Txn(response) => Ok(Response::new(response)),
+            other => unreachable!("Txn was answered with {other:?}"),
+        }
+    }
+
+    async fn compact(
+        &self,
+        request: Request<pb::CompactionRequest>,
+    ) -> Result<Response<pb::CompactionResponse>, Status> {
+        match self.node.call(model::Request::Compact(request.into_inner())).await.map_err(status::of)? {
+            model::Response::Compact(response) => Ok(Response::new(response)),
+            other => unreachable!("Compact was answered with {other:?}"),
+        }
+    }
+}
+
+/// Only ranges in both branches, and none nested (etcd: semantics 5.15).
+fn only_reads(txn: &pb::TxnRequest) -> bool {
+    let is_range = |op: &pb::RequestOp| matches!(op.request, Some(request_op::Request::RequestRange(_)));
+    txn.success.iter().chain(&txn.failure).all(is_range)
+}
+
+/// What RangeStream refuses beyond what Range refuses (etcd: semantics 2.16).
+fn check_streamable(request: &pb::RangeRequest) -> Result<(), Rejection> {
+    let order = request.sort_order;
+    let ascending_keys = order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32;
+    if order != SortOrder::None as i32 && !ascending_keys {
+        return Err(Rejection::StreamSortUnsupported);
+    }
+    let filters = [
+        request.min_mod_revision,
+        request.max_mod_revision,
+        request.min_create_revision,
+        request.max_create_revision,
+    ];
+    match filters.iter().any(|revision| *revision != 0) {
+        true => Err(Rejection::StreamFilterUnsupported),
+        false => Ok(()),
+    }
+}
+
+/// Keys of a stream's first chunk.
+const CHUNK_KEYS_FIRST: i64 = 10;
+
+/// A RangeStream under way.
+struct Chunks<N> {
+    node: N,
+    /// Bytes that a chunk should have, about.
+    chunk_bytes: usize,
+    /// Keys that the next chunk may have.
+    chunk_keys: i64,
+    stage: Stage,
+}
+
+/// ```text
+///            the answer as a whole is small         every key was sent
+///   Start ─────────────────────────────────────────────────┬──▶ End
+///     │                                                     │
+///     ├─ first chunk, more to come ─▶ Reading ─ last chunk ─┤
+///     └─ sorted by something else ──▶ Cutting ─ last chunk ─┘
+/// ```
+enum Stage {
+    Start(pb::RangeRequest),
+    /// Each chunk is read when its turn comes. `request.limit` is what the client may still get, 0 for all.
+    Reading {
+        request: pb::RangeRequest,
+        header: Option<pb::ResponseHeader>,
+        count: i64,
+    },
+    /// The answer was read as a whole, since it is not in key order; `kvs` is what is left of it.
+    Cutting {
+        kvs: std::vec::IntoIter<model::KeyValue>,
+        end: pb::RangeResponse,
+    },
+    End,
+}
+
+impl<N: Node> Chunks<N> {
+    fn new(node: N, request: pb::RangeRequest, chunk_bytes: usize) -> Self {
+        Chunks { node, chunk_bytes, chunk_keys: CHUNK_KEYS_FIRST, stage: Stage::Start(request) }
+    }
+
+    fn into_stream(self) -> impl stream::Stream<Item = Result<pb::RangeStreamResponse, Status>> {
+        stream::unfold(self, |mut chunks| async move {
+            let next = chunks.next().await.transpose()?;
+            Some((next.map_err(status::of), chunks))
+        })
+    }
+
+    /// The next message; `None` after the last. Only the last has header, count and `more`.
+    async fn next(&mut self) -> Result<Option<pb::RangeStreamResponse>, Rejection> {
+        let response = match std::mem::replace(&mut self.stage, Stage::End) {
+            Stage::Start(request) if request.count_only => {
+                let response = read(&self.node, request, true).await?;
+                pb::RangeResponse { kvs: Vec::new(), more: false, ..response }
+            }
+            Stage::Start(request) if request.sort_target != SortTarget::Key as i32 => {
+                let mut end = read(&self.node, request, true).await?;
+                let kvs = std::mem::take(&mut end.kvs).into_iter();
+                self.cut(kvs, end)
+            }
+            Stage::Start(request) => self.read_chunk(request, None).await?,
+            Stage::Reading { request, header, count } => {
+                self.read_chunk(request, Some((header, count))).await?
+            }
+            Stage::Cutting { kvs, end } => self.cut(kvs, end),
+            Stage::End => return Ok(None),
+        };
+        Ok(Some(pb::RangeStreamResponse { range_response: Some(response) }))
+    }
+
+    /// Reads a chunk. `first` is what the first chunk brought: header and count of the whole.
+    async fn read_chunk(
+        &mut self,
+        mut request: pb::RangeRequest,
+        first: Option<(Option<pb::ResponseHeader>, i64)>,
+    ) -> Result<pb::RangeResponse, Rejection> {
+        let limit = if request.limit > 0 { request.limit } else { i64::MAX };
+        let ask = pb::RangeRequest { limit: self.chunk_keys.min(limit), ..request.clone() };
+        let mut response = read(&self.node, ask, first.is_none()).await?;
+        let (header, count) = first.unwrap_or((response.header, response.count));
+
+        let left = limit - response.kvs.len() as i64;
+        let Some(last) = response.kvs.last().filter(|_| response.more && left > 0) else {
+            return Ok(pb::RangeResponse { header, count, ..response });
+        };
+        request.key = successor(&last.key);
+        if request.limit > 0 {
+            request.limit = left;
+        }
+        if request.revision <= 0 {
+            // From here on everything is read at one revision, also if the client asked for "the newest" by a
+            // negative number (etcd: trap A15). The first read was as fresh as was asked; an older revision
+            // needs no further agreement.
+            request.revision = header.as_ref().map_or(0, |header| header.revision);
+        }
+        request.serializable = true;
+        let bytes = response.encoded_len();
+        self.resize(bytes);
+        self.stage = Stage::Reading { request, header, count };
+        (response.header, response.more, response.count) = (None, false, 0);
+        Ok(response)
+    }
+
+    fn cut(
+        &mut self,
+        mut kvs: std::vec::IntoIter<model::KeyValue>,
+        end: pb::RangeResponse,
+    ) -> pb::RangeResponse {
+        let chunk: Vec<_> = kvs.by_ref().take(self.chunk_keys as usize).collect();
+        if kvs.len() == 0 {
+            return pb::RangeResponse { kvs: chunk, ..end };
+        }
+        let response = pb::RangeResponse { kvs: chunk, ..Default::default() };
+        self.resize(response.encoded_len());
+        self.stage = Stage::Cutting { kvs, end };
+        response
+    }
+
+    /// Twice as many keys while chunks are small, half as many when they are big.
+    fn resize(&mut self, bytes: usize) {
+        if bytes < self.chunk_bytes / 2 {
+            self.chunk_keys = self.chunk_keys.saturating_mul(2);
+        } else if bytes > self.chunk_bytes.saturating_mul(2) {
+            self.chunk_keys = (self.chunk_keys / 2).max(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
