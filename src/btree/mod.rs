@@ -4,9 +4,33 @@
 //! changes; readers take no lock and copy nothing. It does not know what the keys and values mean, when a
 //! checkpoint is due, or that there are revisions, logs and shards.
 
+//!
+//! ```text
+//! tree        editing, freezing, opening        cursor      reading
+//! checkpoint  the job that writes               check       walks a whole file
+//! pages       where a page is read: dirty, frozen, file
+//! layer       pages in memory                   map         the file as memory (mmap)
+//! space       free pages                        meta        the two meta pages
+//! node        cells in a page                   page        header, checksum, runs
+//! ```
+
+mod check;
+mod checkpoint;
+mod cursor;
+mod layer;
+mod map;
+mod meta;
+mod node;
+mod page;
+mod pages;
+mod space;
 mod tree;
 
-pub use tree::{Checkpoint, Cursor, Snapshot, Tree};
+pub use check::{Finding, Owner, Report, check};
+pub use checkpoint::Checkpoint;
+pub use cursor::Cursor;
+pub use node::VALUE_MAX;
+pub use tree::{Discarded, Snapshot, Tree};
 
 /// The tables of one file, in the order in which the meta page lists their roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,3 +114,6 @@ pub trait Read {
     /// The bytes that `write_overflow` was given.
     fn overflow(&self, place: OverflowRef) -> &[u8];
 }
+
+#[cfg(test)]
+mod tests;
