@@ -9,6 +9,7 @@ pub mod node;
 pub mod services;
 pub mod status;
 pub mod unimplemented;
+pub mod validate;
 pub mod version;
 
 pub use node::{Limits, Node};

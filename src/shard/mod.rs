@@ -1,1 +1,9 @@
 //! (shard)
+
+pub mod evaluate;
+pub mod gather;
+pub mod overlay;
+pub mod view;
+
+#[cfg(test)]
+mod testing;
