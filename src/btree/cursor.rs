@@ -1,8 +1,6 @@
 //! Reading one table: by key, by rank, in order. All of it borrows the pages it reads; a cursor copies only the
 //! key it stands on, because pages hold keys without their common prefix.
 
-use smallvec::SmallVec;
-
 use super::meta::Root;
 use super::node::Node;
 use super::pages::Pages;
@@ -47,14 +45,14 @@ pub struct Cursor<'a> {
     pages: &'a Pages,
     root: u32,
     /// From the root to the leaf, with the cell taken in each; empty when it stands on no entry.
-    path: SmallVec<[(Node<'a>, usize); 8]>,
+    path: Vec<(Node<'a>, usize)>,
     /// The key of the current entry.
     key: Vec<u8>,
 }
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(pages: &'a Pages, root: &Root) -> Self {
-        Cursor { pages, root: root.page, path: SmallVec::new(), key: Vec::new() }
+        Cursor { pages, root: root.page, path: Vec::with_capacity(root.depth as usize), key: Vec::new() }
     }
 
     /// To the first entry with a key >= this one. This and all that move say whether the cursor then stands on
