@@ -817,3 +817,156 @@ fn window_update(out: &mut Vec<u8>, stream: u32, credit: u32) {
     frame(out, frame::WINDOW_UPDATE, 0, stream, 4);
     out.extend_from_slice(&credit.to_be_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    /// Trailers that say `grpc-status: N`, as a literal that is not kept.
+    fn status(code: &str) -> Vec<u8> {
+        let mut block = vec![0, 11];
+        block.extend_from_slice(b"grpc-status");
+        block.push(code.len() as u8);
+        block.extend_from_slice(code.as_bytes());
+        block
+    }
+
+    fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        frame(out, kind, flags, stream, payload.len());
+        out.extend_from_slice(payload);
+    }
+
+    /// A server of one connection: `answer` is given every frame and writes what comes back.
+    fn server(
+        mut answer: impl FnMut(u8, u8, u32, &[u8], &mut Vec<u8>) + Send + 'static,
+    ) -> (SocketAddr, JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut preface = [0; PREFACE.len()];
+            socket.read_exact(&mut preface).unwrap();
+            assert_eq!(preface, PREFACE);
+            let mut out = Vec::new();
+            put(&mut out, frame::SETTINGS, 0, 0, &[]);
+            socket.write_all(&out).unwrap();
+            let mut head = [0; 9];
+            while socket.read_exact(&mut head).is_ok() {
+                let mut payload = vec![0; length(&head)];
+                socket.read_exact(&mut payload).unwrap();
+                let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+                out.clear();
+                answer(head[3], head[4], id, &payload, &mut out);
+                if socket.write_all(&out).is_err() {
+                    return;
+                }
+            }
+        });
+        (address, thread)
+    }
+
+    /// So many requests of so many bytes.
+    struct Plain {
+        left: usize,
+        bytes: usize,
+    }
+
+    impl Load for Plain {
+        fn next(&mut self, _slot: usize, message: &mut Vec<u8>) -> Option<Request> {
+            self.left = self.left.checked_sub(1)?;
+            crate::wire::message(message, |out| out.resize(out.len() + self.bytes, 0));
+            Some(Request { method: Method::Range, keep: false, answer_bytes_min: 8 })
+        }
+        fn done(&mut self, _slot: usize, _answer: &Answer<'_>) {}
+    }
+
+    fn tally(address: SocketAddr, inflight: usize, mut load: Plain) -> io::Result<Tally> {
+        run(address, Shape { connections: 1, inflight, pace: None }, Span::All, &mut load, &mut |_| {})
+    }
+
+    #[test]
+    fn every_way_in_which_an_answer_is_no_success_is_counted() {
+        let (address, thread) = server(|kind, flags, id, _, out| {
+            if kind != frame::DATA || flags & frame::END_STREAM == 0 {
+                return;
+            }
+            let end = frame::END_HEADERS | frame::END_STREAM;
+            let message = [0, 0, 0, 0, 3, 1, 2, 3];
+            match id {
+                // A good answer whose data and trailers come in pieces.
+                1 => {
+                    put(out, frame::HEADERS, frame::END_HEADERS, id, &[0x88]);
+                    put(out, frame::DATA, 0, id, &message[..6]);
+                    put(out, frame::DATA, frame::PADDED, id, &[1, 2, 3, 0]);
+                    put(out, frame::HEADERS, frame::END_STREAM, id, &status("0")[..4]);
+                    put(out, frame::CONTINUATION, frame::END_HEADERS, id, &status("0")[4..]);
+                }
+                // Trailers only.
+                3 => put(out, frame::HEADERS, end, id, &[&[0x88], &status("14")[..]].concat()),
+                // Success without a message.
+                5 => put(out, frame::HEADERS, end, id, &[&[0x88], &status("0")[..]].concat()),
+                7 => put(out, frame::RST_STREAM, 0, id, &[0, 0, 0, 2]),
+                // No gRPC at all.
+                9 => put(out, frame::HEADERS, end, id, &[0x8d]),
+                _ => {
+                    put(out, frame::HEADERS, frame::END_HEADERS, id, &[0x88]);
+                    put(out, frame::DATA, frame::END_STREAM, id, &message);
+                }
+            }
+        });
+        let tally = tally(address, 1, Plain { left: 6, bytes: 10 }).unwrap();
+        thread.join().unwrap();
+        assert_eq!(tally.operations, 1);
+        let expected = [(14, 1), (Failure::SHORT, 1), (Failure::RESET, 2), (Failure::NO_STATUS, 1)];
+        assert_eq!(tally.failures, BTreeMap::from(expected));
+        assert_eq!(tally.failure_first.as_deref(), Some("gRPC status 14: no message"));
+    }
+
+    #[test]
+    fn requests_wait_for_the_servers_window_and_go_out_in_order() {
+        let mut owed = 0;
+        let mut last = 0;
+        let mut open = Vec::new();
+        let (address, thread) = server(move |kind, flags, id, payload, out| {
+            match kind {
+                frame::HEADERS => {
+                    assert!(id > last, "stream {id} after stream {last}");
+                    last = id;
+                }
+                frame::DATA => owed += payload.len() as u32,
+                _ => {}
+            }
+            assert!(owed <= WINDOW_DEFAULT as u32, "more than the window allows");
+            if kind == frame::DATA && flags & frame::END_STREAM != 0 {
+                open.push(id);
+            }
+            // Three requests of 20 kB fit; the fourth must wait for this.
+            if open.len() == 3 {
+                window_update(out, 0, owed);
+                owed = 0;
+                for id in open.drain(..) {
+                    put(out, frame::HEADERS, frame::END_HEADERS, id, &[0x88]);
+                    put(out, frame::DATA, 0, id, &[0, 0, 0, 0, 3, 1, 2, 3]);
+                    put(out, frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, id, &status("0"));
+                }
+            }
+        });
+        let tally = tally(address, 12, Plain { left: 60, bytes: 20_000 }).unwrap();
+        thread.join().unwrap();
+        assert_eq!((tally.operations, tally.failed()), (60, 0));
+    }
+
+    #[test]
+    fn a_server_that_goes_away_is_an_error_and_no_result() {
+        let (address, thread) = server(|kind, _, _, _, out| {
+            if kind == frame::DATA {
+                put(out, frame::GOAWAY, 0, 0, b"\0\0\0\0\0\0\0\x0bcalm down");
+            }
+        });
+        let error = tally(address, 4, Plain { left: 100, bytes: 10 }).unwrap_err();
+        thread.join().unwrap();
+        assert!(error.to_string().contains("calm down"), "{error}");
+    }
+}

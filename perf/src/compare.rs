@@ -44,10 +44,40 @@ impl Cell {
         format!("{}/{keys}/{}/{}c", self.load, self.inflight, self.connections)
     }
 
+    /// What etcore is to reach here against etcd.
+    pub fn aim(&self) -> Aim {
+        let crowd = self.inflight >= 64;
+        let (rate, p99, cpu) = match self.kind {
+            Kind::Put | Kind::ReadLinearizable | Kind::ReadSerializable | Kind::Mixed | Kind::Guarded
+                if crowd && self.connections == 1 =>
+            {
+                (Some(2.0), None, None)
+            }
+            Kind::Put if crowd && self.spread => {
+                (Some(if self.inflight == 512 { 4.0 } else { 3.0 }), Some(0.25), Some(0.25))
+            }
+            Kind::Put if crowd => (Some(2.5), None, None),
+            Kind::ReadLinearizable | Kind::ReadSerializable if crowd => (Some(4.0), None, Some(0.25)),
+            Kind::Mixed | Kind::Guarded if crowd => (Some(3.0), None, None),
+            Kind::Range { keys: 10_000, .. } => (Some(3.0), None, None),
+            _ => (None, None, None),
+        };
+        let alone = self.inflight == 1 && !matches!(self.kind, Kind::Range { .. });
+        Aim { rate_min: rate, p50_max: alone.then_some(1.0), p99_max: p99, cpu_max: cpu }
+    }
+
     /// The median on the product at this place, if every run of it went through.
     pub fn median(&self, product: usize) -> Option<Sample> {
         (!self.runs[product].is_empty()).then(|| measure::median(&self.runs[product]))
     }
+}
+
+/// Bounds of the ratios.
+pub struct Aim {
+    pub rate_min: Option<f64>,
+    pub p50_max: Option<f64>,
+    pub p99_max: Option<f64>,
+    pub cpu_max: Option<f64>,
 }
 
 /// What a whole comparison found.
@@ -93,8 +123,9 @@ pub fn run(bench: &Bench, plan: &Plan) -> Result<Outcome, String> {
     if cells.is_empty() {
         return Err("no cell has such a name; without --only the table shows them all".into());
     }
-    let flush =
-        probe::flush(&bench.dir, 1_000).map_err(|error| format!("{}: {error}", bench.dir.display()))?;
+    let device =
+        || probe::flush(&bench.dir, 500).map_err(|error| format!("{}: {error}", bench.dir.display()));
+    let mut flush = device()?;
     let mut complaints = Vec::new();
     let begun = Instant::now();
     let total = cells.len() * plan.products.len() * plan.runs;
@@ -106,6 +137,11 @@ pub fn run(bench: &Bench, plan: &Plan) -> Result<Outcome, String> {
             let to = from
                 + cells[from..].iter().take_while(|cell| (cell.load, cell.spread) == (load, spread)).count();
             for (place, &product) in plan.products.iter().enumerate() {
+                if cells[from].kind == Kind::Put {
+                    // The device at its best, near the puts that are compared with it.
+                    let again = device()?;
+                    flush = if again.p50 < flush.p50 { again } else { flush };
+                }
                 let seed = (run * cells.len() + from) as u64 + 1;
                 let outcome = group(bench, plan, product, &cells[from..to], seed, &mut |cell, sample| {
                     done += 1;
@@ -198,10 +234,15 @@ fn judge(plan: &Plan, cells: &[Cell], flush: &Flush, complaints: &mut Vec<String
                     complaints
                         .push(format!("{name}: p50 {put:.0?} is below the device's flush of {device:.0?}"));
                 }
-                if let Some(flushes) = sample.flushes.filter(|_| *product == Product::Etcore)
-                    && !(1.0..=1.05).contains(&flushes)
-                {
-                    complaints.push(format!("{name}: {flushes:.3} flushes per put, not 1.00 to 1.05"));
+                if *product == Product::Etcore {
+                    match sample.flushes {
+                        Some(flushes) if (0.999..=1.05).contains(&flushes) => {}
+                        Some(flushes) => {
+                            complaints
+                                .push(format!("{name}: {flushes:.3} flushes per put, not 1.00 to 1.05"));
+                        }
+                        None => complaints.push(format!("{name}: the server does not count its flushes")),
+                    }
                 }
             }
         }

@@ -243,6 +243,9 @@ fn compare(options: &Options) -> Result<bool, String> {
     let out = options.out();
     report::write(&outcome, &out).map_err(|error| format!("{}: {error}", out.display()))?;
     println!("written: {}", out.join("compare.{json,svg}").display());
+    for aim in report::aims_missed(&outcome) {
+        println!("missed: {aim}");
+    }
     for complaint in &outcome.complaints {
         println!("! {complaint}");
     }
@@ -251,11 +254,14 @@ fn compare(options: &Options) -> Result<bool, String> {
 
 fn probe(options: &Options) -> Result<bool, String> {
     let bench = options.bench()?;
-    let flush =
-        probe::flush(&bench.dir, 5_000).map_err(|error| format!("{}: {error}", bench.dir.display()))?;
-    let (p50, p99) = (report::time(flush.p50), report::time(flush.p99));
-    let direct = if flush.direct { "O_DIRECT" } else { "through the page cache (no O_DIRECT here)" };
-    println!("4 KiB and fdatasync, {direct}: p50 {p50}, p99 {p99}");
+    let failed = |error| format!("{}: {error}", bench.dir.display());
+    let quiet = probe::flush(&bench.dir, 5_000).map_err(failed)?;
+    let loaded = probe::flush_under_load(&bench.dir, 1_000).map_err(failed)?;
+    for (flush, what) in [(quiet, "alone"), (loaded, "with every processor busy")] {
+        let direct = if flush.direct { "O_DIRECT" } else { "through the page cache (no O_DIRECT here)" };
+        let (p50, p99) = (report::time(flush.p50), report::time(flush.p99));
+        println!("4 KiB and fdatasync, {direct}, {what}: p50 {p50}, p99 {p99}");
+    }
     Ok(true)
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::server::Scratch;
@@ -23,6 +24,24 @@ pub struct Flush {
 
 #[repr(align(4096))]
 struct Block([u8; BLOCK_BYTES]);
+
+/// The same while every processor has a busy thread, as a server under load has: what the scheduler adds.
+pub fn flush_under_load(parent: &Path, count: usize) -> io::Result<Flush> {
+    let busy = AtomicBool::new(true);
+    let processors = std::thread::available_parallelism()?.get();
+    std::thread::scope(|scope| {
+        for _ in 0..processors {
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let flush = flush(parent, count);
+        busy.store(false, Ordering::Relaxed);
+        flush
+    })
+}
 
 pub fn flush(parent: &Path, count: usize) -> io::Result<Flush> {
     let scratch = Scratch::new(parent)?;

@@ -132,6 +132,33 @@ pub fn table(outcome: &Outcome) -> String {
     text
 }
 
+/// The aims that were not reached, a sentence each.
+pub fn aims_missed(outcome: &Outcome) -> Vec<String> {
+    let mut missed = Vec::new();
+    for cell in &outcome.cells {
+        let Some(ratios) = ratios(cell) else { continue };
+        let aim = cell.aim();
+        let name = cell.name();
+        if let (Some(rate), Some(least)) = (ratios.rate, aim.rate_min)
+            && rate < least
+        {
+            missed.push(format!("{name}: {rate:.2}× etcd's rate, aim {least:.2}×"));
+        }
+        for (what, ratio, most) in [
+            ("p50", ratios.p50, aim.p50_max),
+            ("p99", ratios.p99, aim.p99_max),
+            ("CPU per operation", ratios.cpu, aim.cpu_max),
+        ] {
+            if let (Some(ratio), Some(most)) = (ratio, most)
+                && ratio > most
+            {
+                missed.push(format!("{name}: {ratio:.2}× etcd's {what}, aim {most:.2}×"));
+            }
+        }
+    }
+    missed
+}
+
 pub fn json(outcome: &Outcome) -> Value {
     let cells: Vec<Value> = outcome
         .cells
@@ -166,6 +193,7 @@ pub fn json(outcome: &Outcome) -> Value {
             "direct": outcome.flush.direct,
         },
         "cells": cells,
+        "aims_missed": aims_missed(outcome),
         "complaints": outcome.complaints,
     })
 }

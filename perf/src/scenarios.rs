@@ -37,10 +37,19 @@ impl Plan {
     }
 }
 
-type Scenario = fn(&Bench, &Plan, Product) -> Result<Value, String>;
+/// Named figures in the order in which they are shown.
+type Figures = Vec<(String, Value)>;
+
+macro_rules! figures {
+    ($($name:literal: $value:expr),* $(,)?) => {
+        vec![$(($name.to_string(), json!($value))),*]
+    };
+}
+
+type Scenario = fn(&Bench, &Plan, Product) -> Result<Figures, String>;
 
 /// Name, what it shows, and the scenario itself.
-pub const ALL: [(&str, &str, Scenario); 7] = [
+pub const ALL: [(&str, &str, Scenario); 8] = [
     ("memory", "RssAnon with 1 million keys of 1 KiB, after the load and --quiet seconds", memory),
     (
         "delete-million",
@@ -59,6 +68,7 @@ pub const ALL: [(&str, &str, Scenario); 7] = [
         start,
     ),
     ("written", "bytes written per put over 100,000 keys at 1, 64 and 512 in flight", written),
+    ("steady", "puts for a while (30 s and more take in checkpoints): p99 of the worst half second", steady),
     ("versions", "a range of keys with 300 uncompacted versions each, against one with one", versions),
 ];
 
@@ -69,22 +79,21 @@ pub fn run(bench: &Bench, plan: &Plan, name: &str, scenario: Scenario) -> Result
         let result =
             scenario(bench, plan, product).map_err(|error| format!("{}: {error}", product.name()))?;
         println!("{name} {:<6} {}", product.name(), words(&result));
-        results[product.name()] = result;
+        results[product.name()] = Value::Object(result.into_iter().collect());
     }
     Ok(results)
 }
 
-/// A flat object as `name value, name value`.
-fn words(result: &Value) -> String {
-    let Value::Object(fields) = result else { return result.to_string() };
-    let fields: Vec<String> = fields
+/// `name value, name value`.
+fn words(figures: &Figures) -> String {
+    let words: Vec<String> = figures
         .iter()
         .map(|(name, value)| match value {
             Value::String(text) => format!("{name} {text}"),
             value => format!("{name} {value}"),
         })
         .collect();
-    fields.join(", ")
+    words.join(", ")
 }
 
 fn loaded(bench: &Bench, product: Product, keys: Keys, data: &Path) -> Result<(Server, Duration), String> {
@@ -100,20 +109,20 @@ fn scratch(bench: &Bench) -> Result<Scratch, String> {
     Scratch::new(&bench.dir).map_err(|error| format!("{}: {error}", bench.dir.display()))
 }
 
-fn memory(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn memory(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     let keys = plan.keys(bench, 1_000_000, 1024);
     let scratch = scratch(bench)?;
     let (server, took) = loaded(bench, product, keys, &scratch.path().join("data"))?;
     let loaded = server.counters()?;
     std::thread::sleep(plan.quiet);
     let quiet = server.counters()?;
-    Ok(json!({
+    Ok(figures! {
         "keys": keys.count(),
         "load": time(took),
         "after load": mebibytes(loaded.anonymous_bytes),
         "after quiet": mebibytes(quiet.anonymous_bytes),
         "quiet s": plan.quiet.as_secs(),
-    }))
+    })
 }
 
 /// The load of `puts` for a while.
@@ -146,7 +155,7 @@ fn failures(tally: &Tally, what: &str) -> Result<(), String> {
     }
 }
 
-fn delete_million(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn delete_million(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     let bench = Bench { shards: 5, ..bench.clone() };
     let keys = plan.keys(&bench, 1_000_000, 256);
     let scratch = scratch(&bench)?;
@@ -186,7 +195,7 @@ fn delete_million(bench: &Bench, plan: &Plan, product: Product) -> Result<Value,
     if deleted != keys.count() {
         return Err(format!("{deleted} keys deleted of {}", keys.count()));
     }
-    Ok(json!({
+    Ok(figures! {
         "deleted": deleted,
         "in": time(deletion.elapsed),
         "put p99 alone": time(alone.percentile(0.99)),
@@ -194,7 +203,7 @@ fn delete_million(bench: &Bench, plan: &Plan, product: Product) -> Result<Value,
         "put max meanwhile": time(beside.percentile(1.0)),
         "puts meanwhile": beside.operations,
         "RssAnon grew": mebibytes(most - before),
-    }))
+    })
 }
 
 /// Puts before and behind the keys that are deleted.
@@ -220,15 +229,15 @@ impl Load for Elsewhere {
     fn done(&mut self, _slot: usize, _answer: &Answer<'_>) {}
 }
 
-fn big_reader(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn big_reader(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     beside_reader(bench, plan, product, None)
 }
 
-fn slow_reader(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn slow_reader(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     beside_reader(bench, plan, product, Some(32 << 20))
 }
 
-fn beside_reader(bench: &Bench, plan: &Plan, product: Product, pace: Option<u64>) -> Result<Value, String> {
+fn beside_reader(bench: &Bench, plan: &Plan, product: Product, pace: Option<u64>) -> Result<Figures, String> {
     let keys = plan.keys(bench, 1_000_000, 256);
     let scratch = scratch(bench)?;
     let (server, _) = loaded(bench, product, keys, &scratch.path().join("data"))?;
@@ -252,7 +261,7 @@ fn beside_reader(bench: &Bench, plan: &Plan, product: Product, pace: Option<u64>
     let read = read.map_err(|error| format!("reader: {error}"))?;
     failures(&read, "reader")?;
     let ratio = beside.percentile(0.99).as_secs_f64() / alone.percentile(0.99).as_secs_f64();
-    Ok(json!({
+    Ok(figures! {
         "keys": keys.count(),
         "put p99 alone": time(alone.percentile(0.99)),
         "put p99 beside": time(beside.percentile(0.99)),
@@ -262,10 +271,10 @@ fn beside_reader(bench: &Bench, plan: &Plan, product: Product, pace: Option<u64>
         "reads": read.operations,
         "MiB/s read": (read.received_bytes as f64 / read.elapsed.as_secs_f64() / f64::from(1 << 20)).round(),
         "RssAnon grew": mebibytes(server.counters()?.anonymous_bytes.saturating_sub(before)),
-    }))
+    })
 }
 
-fn start(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn start(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     let keys = plan.keys(bench, 5_000_000, 256);
     let scratch = scratch(bench)?;
     let data = scratch.path().join("data");
@@ -277,13 +286,13 @@ fn start(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> 
     let mut dropped = 0;
     forget(&data, &mut dropped).map_err(|error| format!("dropping the page cache: {error}"))?;
     let cold = Server::start(bench, product, &data)?;
-    Ok(json!({
+    Ok(figures! {
         "keys": keys.count(),
         "load": time(took),
         "warm": time(warm_after),
         "cold": time(cold.ready_after),
         "data": mebibytes(dropped),
-    }))
+    })
 }
 
 /// Takes every file below `directory` out of the page cache and adds up their sizes.
@@ -307,7 +316,7 @@ fn forget(directory: &Path, bytes: &mut u64) -> io::Result<()> {
     Ok(())
 }
 
-fn written(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+fn written(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     let keys = plan.keys(bench, 100_000, 256);
     let scratch = scratch(bench)?;
     let (server, _) = loaded(bench, product, keys, &scratch.path().join("data"))?;
@@ -316,7 +325,7 @@ fn written(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String
     if plan.keys.is_none() {
         fill(&server, keys, rounds)?;
     }
-    let mut result = json!({ "keys": keys.count() });
+    let mut result = figures! { "keys": keys.count() };
     for (inflight, puts) in [(1, 20_000), (64, 200_000), (512, 200_000)] {
         let puts = if plan.keys.is_some() { keys.count().min(puts) } else { puts };
         // What the earlier load left to be written is not this one's.
@@ -331,12 +340,74 @@ fn written(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String
         std::thread::sleep(Duration::from_secs(2));
         let end = server.counters()?;
         let bytes = (end.written_bytes - begin.written_bytes) as f64 / tally.operations as f64;
-        result[format!("bytes/put at {inflight}")] = json!(bytes.round());
+        result.push((format!("bytes/put at {inflight}"), json!(bytes.round())));
     }
     Ok(result)
 }
 
-fn versions(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, String> {
+/// Notes when each answer came and how long it took.
+struct Timed {
+    work: Work,
+    origin: Instant,
+    started: Vec<Instant>,
+    answers: Vec<(Duration, Duration)>,
+}
+
+impl Load for Timed {
+    fn next(&mut self, slot: usize, message: &mut Vec<u8>) -> Option<Request> {
+        let request = self.work.next(slot, message);
+        self.started[slot] = Instant::now();
+        request
+    }
+    fn done(&mut self, slot: usize, answer: &Answer<'_>) {
+        let now = Instant::now();
+        self.answers.push((now - self.origin, now - self.started[slot]));
+        self.work.done(slot, answer);
+    }
+}
+
+fn steady(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
+    const WINDOW: Duration = Duration::from_millis(500);
+    let keys = plan.keys(bench, 100_000, 256);
+    let scratch = scratch(bench)?;
+    let (server, _) = loaded(bench, product, keys, &scratch.path().join("data"))?;
+    let now = Instant::now();
+    let work = Work::new(Kind::Put, keys, plan.inflight, 13);
+    let mut load = Timed { work, origin: now, started: vec![now; plan.inflight], answers: Vec::new() };
+    let shape = Shape { connections: 8, inflight: plan.inflight, pace: None };
+    let span = Span::Time { warm: WINDOW, count: Duration::from_secs_f64(plan.seconds.max(2.0)) };
+    let tally = client::run(server.address, shape, span, &mut load, &mut |_| {})
+        .map_err(|error| error.to_string())?;
+    failures(&tally, "puts")?;
+    let mut windows: Vec<Vec<Duration>> = Vec::new();
+    for (at, latency) in load.answers {
+        let window = (at.as_nanos() / WINDOW.as_nanos()) as usize;
+        windows.resize(windows.len().max(window + 1), Vec::new());
+        windows[window].push(latency);
+    }
+    // The first window warms up and the last one is cut short.
+    windows.pop();
+    let mut p99s: Vec<Duration> = windows
+        .into_iter()
+        .skip(1)
+        .map(|mut window| {
+            window.sort_unstable();
+            // A window without any answer is as slow as it is long.
+            window.get(window.len() * 99 / 100).copied().unwrap_or(WINDOW)
+        })
+        .collect();
+    p99s.sort_unstable();
+    let (middle, worst) = (p99s[p99s.len() / 2], p99s[p99s.len() - 1]);
+    Ok(figures! {
+        "puts/s": (tally.operations as f64 / tally.elapsed.as_secs_f64()).round(),
+        "p99": time(tally.percentile(0.99)),
+        "median p99 of half seconds": time(middle),
+        "worst": time(worst),
+        "ratio": format!("{:.2}", worst.as_secs_f64() / middle.as_secs_f64()),
+    })
+}
+
+fn versions(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, String> {
     let keys = plan.keys(bench, 10_000 * bench.shards, 256);
     let scratch = scratch(bench)?;
     let (server, _) = loaded(bench, product, keys, &scratch.path().join("data"))?;
@@ -355,12 +426,12 @@ fn versions(bench: &Bench, plan: &Plan, product: Product) -> Result<Value, Strin
     let one = range("one version")?;
     fill(&server, keys, 299)?;
     let many = range("300 versions")?;
-    Ok(json!({
+    Ok(figures! {
         "keys": keys.count(),
         "ranges/s with one": one.rate.round(),
         "with 300": many.rate.round(),
         "p50 with one": time(one.p50),
-        "p50 with 300 ": time(many.p50),
+        "p50 with 300": time(many.p50),
         "time ratio": format!("{:.2}", one.rate / many.rate),
-    }))
+    })
 }
