@@ -350,7 +350,7 @@ impl Model {
         if revision > self.revision {
             return future();
         }
-        Ok(self.hash_response(revision, self.compacted, self.compacted))
+        Ok(self.hash_response(revision, self.compacted, self.compacted, false))
     }
 
     /// Hashes kept from finished compactions (11.7a), and the one case in which it shows whether a compaction
@@ -361,29 +361,30 @@ impl Model {
         for (to, from) in self.compactions.iter().rev().take(HASHES_KEPT) {
             // Looked up as asked: 0 means the newest only where no hash was kept for 0.
             if *to == request.revision {
-                right.push(Ok(self.hash_response(request.revision, *from, *from)));
+                right.push(Ok(self.hash_response(request.revision, *from, *from, true)));
             }
         }
         if (self.compacted..=self.revision).contains(&revision) {
             for (_, from) in self.compactions.iter().filter(|(to, _)| *to > self.removed) {
-                right.push(Ok(self.hash_response(revision, self.compacted, *from)));
+                right.push(Ok(self.hash_response(revision, self.compacted, *from, false)));
             }
         }
         right
     }
 
-    fn hash_response(&self, revision: i64, compacted: i64, removed: i64) -> Response {
+    fn hash_response(&self, revision: i64, compacted: i64, removed: i64, by_compaction: bool) -> Response {
         Response::HashKv(pb::HashKvResponse {
             header: header(self.revision),
-            hash: self.hash(revision, compacted, removed),
+            hash: self.hash(revision, compacted, removed, by_compaction),
             compact_revision: compacted,
             hash_revision: revision,
         })
     }
 
     /// The hash over everything stored up to `revision` once `compacted` was compacted and what `removed`
-    /// made superfluous is gone (11.7).
-    fn hash(&self, revision: i64, compacted: i64, removed: i64) -> u32 {
+    /// made superfluous is gone (11.7). A compaction to `revision` itself counts what it keeps, tombstones at
+    /// `revision` included, when it asks whether there is anything alive.
+    fn hash(&self, revision: i64, compacted: i64, removed: i64, by_compaction: bool) -> u32 {
         let alive: BTreeMap<&Bytes, (i64, i64)> = {
             let mut alive = BTreeMap::new();
             for change in self.changes.iter().take_while(|change| change.main <= revision) {
@@ -394,6 +395,8 @@ impl Model {
             }
             alive
         };
+        let buried = self.changes.iter().any(|change| change.main == revision && change.put.is_none());
+        let any_alive = !alive.is_empty() || (by_compaction && buried);
         let mut newest_removed = BTreeMap::new();
         for change in self.changes.iter().take_while(|change| change.main <= removed) {
             newest_removed.insert(&change.key, (change.main, change.sub));
@@ -408,7 +411,7 @@ impl Model {
                     continue;
                 }
             }
-            if change.main <= compacted && !alive.is_empty() && alive.get(&change.key) != Some(&place) {
+            if change.main <= compacted && any_alive && alive.get(&change.key) != Some(&place) {
                 continue;
             }
             if change.main == compacted && change.put.is_none() {
