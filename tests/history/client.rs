@@ -54,7 +54,7 @@ impl Client {
                 Err(refusal) => Ok(Err(refusal)),
                 Ok(messages) => {
                     let chunks = messages.into_iter().map(decoded).collect::<Result<Vec<_>, _>>()?;
-                    joined(chunks).map(Response::Range).map(Ok)
+                    joined(range, chunks).map(Response::Range).map(Ok)
                 }
             },
             Request::Put(put) => self.unary("KV/Put", put, |response: pb::PutResponse| {
@@ -226,14 +226,18 @@ fn stripped(header: Option<pb::ResponseHeader>) -> Result<Option<pb::ResponseHea
     }
 }
 
-/// The unary answer that a stream amounts to, if its chunks have the right form (etcd: semantics 2.16).
-fn joined(chunks: Vec<pb::RangeStreamResponse>) -> Result<pb::RangeResponse, String> {
+/// The unary answer that a stream amounts to, if its chunks have the right form (etcd: semantics 2.16). For a
+/// negative limit etcd sends a single chunk of any length, so there the lengths are left open.
+fn joined(
+    request: &pb::RangeRequest,
+    chunks: Vec<pb::RangeStreamResponse>,
+) -> Result<pb::RangeResponse, String> {
     let mut chunks: Vec<pb::RangeResponse> = chunks
         .into_iter()
         .map(|chunk| chunk.range_response.ok_or("a chunk without a range response"))
         .collect::<Result<_, _>>()?;
     let last = chunks.pop().ok_or("a stream without a chunk")?;
-    let mut keys_max = 10;
+    let mut keys_max = if request.limit < 0 { usize::MAX } else { 10 };
     let mut kvs = Vec::new();
     for chunk in chunks {
         if chunk.header.is_some() || chunk.more || chunk.count != 0 {
@@ -242,7 +246,7 @@ fn joined(chunks: Vec<pb::RangeStreamResponse>) -> Result<pb::RangeResponse, Str
         if chunk.kvs.is_empty() || chunk.kvs.len() > keys_max {
             return Err(format!("a chunk of {} keys where {keys_max} are allowed", chunk.kvs.len()));
         }
-        keys_max *= 2;
+        keys_max = keys_max.saturating_mul(2);
         kvs.extend(chunk.kvs);
     }
     if last.kvs.len() > keys_max {
