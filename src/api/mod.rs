@@ -8,6 +8,7 @@ pub mod maintenance;
 pub mod node;
 pub mod services;
 pub mod status;
+pub mod transport;
 pub mod unimplemented;
 pub mod validate;
 pub mod version;
