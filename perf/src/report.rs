@@ -269,6 +269,14 @@ fn chart(names: &[String], panels: &[Panel]) -> String {
         if most <= 0.0 {
             continue;
         }
+        if !panel.unit.is_empty() {
+            let at = x as f64 + BAR / most;
+            let bottom = TOP + names.len() * ROW;
+            push(format_args!(
+                "<line x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{bottom}\" stroke=\"#222\" stroke-dasharray=\"3 3\"/>"
+            ));
+            push(format_args!("<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">1</text>", TOP - 5));
+        }
         for (row, value) in panel.values.iter().enumerate() {
             let y = TOP + row * ROW;
             let Some(value) = value else {
@@ -288,20 +296,12 @@ fn chart(names: &[String], panels: &[Panel]) -> String {
                 ROW - 6
             ));
             push(format_args!(
-                "<text x=\"{:.1}\" y=\"{}\">{}{}</text>",
+                "<text x=\"{:.1}\" y=\"{}\" stroke=\"white\" stroke-width=\"3\" paint-order=\"stroke\">{}{}</text>",
                 x as f64 + length + 5.0,
                 y + 14,
                 figure(*value),
                 panel.unit
             ));
-        }
-        if !panel.unit.is_empty() {
-            let at = x as f64 + BAR / most;
-            let bottom = TOP + names.len() * ROW;
-            push(format_args!(
-                "<line x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{bottom}\" stroke=\"#222\" stroke-dasharray=\"3 3\"/>"
-            ));
-            push(format_args!("<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">1</text>", TOP - 5));
         }
     }
     svg.push_str("</svg>\n");
