@@ -39,9 +39,17 @@ impl Store {
             None => return Ok(Progress::Done),
         };
         for _ in 0..rows_max.max(1) {
-            let mut cursor = self.tree.cursor(Table::Rev);
-            cursor.seek(&next.to_bytes());
-            let Some((key, row)) = cursor.entry().filter(|(key, _)| rev_of(key).main <= target) else {
+            let row = {
+                let mut cursor = self.tree.cursor(Table::Rev);
+                cursor.seek(&next.to_bytes());
+                cursor.entry().filter(|(key, _)| rev_of(key).main <= target).map(|(key, row)| {
+                    let rev = rev_of(key);
+                    let row = RevRow::decode(rev.main, row, &self.tree);
+                    tables::old_key(&mut self.key, row.key, rev);
+                    (rev, row.put.is_none() && rev.main < target)
+                })
+            };
+            let Some((rev, goes_itself)) = row else {
                 let compaction = &mut self.applied.compaction;
                 compaction.finished = target;
                 compaction.removing = None;
@@ -51,10 +59,6 @@ impl Store {
                     Progress::Done
                 });
             };
-            let rev = rev_of(key);
-            let row = RevRow::decode(rev.main, row, &self.tree);
-            let goes_itself = row.put.is_none() && rev.main < target;
-            tables::old_key(&mut self.key, row.key, rev);
             self.remove_versions(rev, goes_itself)?;
             next = Rev::new(rev.main, rev.sub + 1);
         }
@@ -65,17 +69,22 @@ impl Store {
     /// Removes the versions behind the one whose `old` key stands in `self.key`, and that one too if asked.
     fn remove_versions(&mut self, rev: Rev, itself: bool) -> Result<(), Fault> {
         loop {
-            let mut cursor = self.tree.cursor(Table::Old);
-            cursor.seek(&self.key);
-            let mut version = cursor.key().map(tables::old_parse);
-            if !itself && version.is_some_and(|(prefix, found)| found == rev && self.key.starts_with(prefix))
-            {
-                cursor.next();
-                version = cursor.key().map(tables::old_parse);
-            }
-            let Some((_, found)) = version.filter(|(prefix, _)| self.key.starts_with(prefix)) else {
-                return Ok(());
+            let found = {
+                let mut cursor = self.tree.cursor(Table::Old);
+                cursor.seek(&self.key);
+                let version = |old: &[u8]| {
+                    let (prefix, found) = tables::old_parse(old);
+                    self.key.starts_with(prefix).then_some(found)
+                };
+                let first = cursor.key().and_then(version);
+                if first == Some(rev) && !itself {
+                    cursor.next();
+                    cursor.key().and_then(version)
+                } else {
+                    first
+                }
             };
+            let Some(found) = found else { return Ok(()) };
             let place = found.to_bytes();
             let Some(row) = self.tree.get(Table::Rev, &place) else {
                 return Err(Fault::Broken(format!(
@@ -83,9 +92,7 @@ impl Store {
                     found.main, found.sub
                 )));
             };
-            let runs: smallvec::SmallVec<[_; 2]> =
-                RevRow::decode(found.main, row, &self.tree).runs().collect();
-            for run in runs {
+            if let Some(run) = tables::owned_run(Table::Rev, row) {
                 self.tree.free_overflow(run);
             }
             self.tree.remove(Table::Rev, &place);

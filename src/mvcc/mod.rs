@@ -7,6 +7,7 @@
 //! besides the participants that a record names, what is still on its way to it, or what time it is.
 
 mod applied;
+mod check;
 mod compact;
 mod hash;
 mod range;
@@ -15,6 +16,7 @@ mod store;
 mod tables;
 
 pub use applied::{Applied, Compaction, Cursor, Position};
+pub use check::{applied, check, owned_run};
 pub use hash::{Basis, HashCache, HashWalk, KvHash};
 pub use range::{Budget, Piece, assemble, piece};
 pub use reader::{Reader, Revision, Revisions};

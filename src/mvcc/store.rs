@@ -5,6 +5,7 @@
 //! what it is given and never looks whether it has seen that revision before (case S16).
 
 use super::applied::{Applied, Cursor};
+use super::check;
 use super::reader::Reader;
 use super::tables::{self, Kind, KvRow, ROW_BYTES_MAX, Value};
 use crate::btree::{self, Checkpoint, OverflowRef, Read, Snapshot, Table, Tree};
@@ -44,13 +45,7 @@ impl Store {
     /// Opens or makes the file. Reads the applied state and no data.
     pub fn open(disk: Arc<dyn Disk>, path: &Path, options: btree::Options) -> Result<Store, Fault> {
         let tree = Tree::open(disk, path, options)?;
-        let applied = match tree.get(Table::Meta, tables::APPLIED_KEY) {
-            None => Applied::default(),
-            Some(row) => match applied_place(row)? {
-                Value::Inline(bytes) => Applied::decode(bytes)?,
-                Value::Run(run) => Applied::decode(tree.overflow(run))?,
-            },
-        };
+        let applied = check::applied(&tree)?;
         Ok(Store { tree, applied, row: Vec::new(), key: Vec::new() })
     }
 
@@ -84,10 +79,7 @@ impl Store {
         self.row.push(tables::PLACE_INLINE);
         self.applied.encode(&mut self.row);
         let before = self.tree.get(Table::Meta, tables::APPLIED_KEY);
-        let run = before.and_then(|row| match applied_place(row).unwrap_or_else(|fault| fault.raise()) {
-            Value::Inline(_) => None,
-            Value::Run(run) => Some(run),
-        });
+        let run = before.and_then(|row| tables::owned_run(Table::Meta, row));
         let unchanged = match run {
             None => before == Some(self.row.as_slice()),
             Some(run) => self.tree.overflow(run) == &self.row[1..],
@@ -214,16 +206,26 @@ impl Store {
     }
 
     fn put(&mut self, rev: Rev, kv: &KeyValue, parts: &[ShardId]) -> Result<(), Fault> {
-        let before = self.tree.get(Table::Kv, &kv.key).map(|row| {
+        // A first version has no predecessor, which spares the look.
+        let before = if kv.version == 1 { None } else { self.tree.get(Table::Kv, &kv.key) };
+        let before = before.map(|row| {
             let row = KvRow::decode(row);
             (row.rev, row.lease)
         });
-        let run = (kv.value.len() > VALUE_INLINE_BYTES_MAX).then(|| self.tree.write_overflow(&kv.value));
-        self.log(rev, &kv.key, Some((kv, run)), parts)?;
-        tables::encode_kv(&mut self.row, rev, kv, run);
-        self.tree.insert(Table::Kv, &kv.key, &self.row);
-        let lease_before = before.map_or(0, |(_, lease)| lease);
-        if let Some((before, _)) = before {
+        let value = self.log(rev, &kv.key, Some(kv), parts)?;
+        tables::encode_kv(&mut self.row, rev, kv, value);
+        if self.tree.insert(Table::Kv, &kv.key, &self.row) != before.is_some() {
+            return Err(Fault::Broken(format!(
+                "revision {} puts version {} of a key that {}: {:02x?}",
+                rev.main,
+                kv.version,
+                if before.is_some() { "does not live" } else { "lives" },
+                kv.key
+            )));
+        }
+        let mut lease_before = 0;
+        if let Some((before, lease)) = before {
+            lease_before = lease;
             tables::old_key(&mut self.key, &kv.key, before);
             self.tree.insert(Table::Old, &self.key, &Kind::Put.row());
         }
@@ -274,31 +276,38 @@ impl Store {
         }
     }
 
-    /// Writes the row of `rev`.
-    fn log(
+    /// Writes the row of `rev`; `None` is a tombstone. Returns the value as `kv` is to hold it.
+    fn log<'v>(
         &mut self,
         rev: Rev,
         key: &[u8],
-        put: Option<(&KeyValue, Option<OverflowRef>)>,
+        put: Option<&'v KeyValue>,
         parts: &[ShardId],
-    ) -> Result<(), Fault> {
-        tables::encode_rev(&mut self.row, rev.main, key, put, parts);
-        if self.row.len() > ROW_BYTES_MAX {
+    ) -> Result<Value<'v>, Fault> {
+        let bytes: &[u8] = put.map_or(&[], |kv| &kv.value);
+        let long = bytes.len() > VALUE_INLINE_BYTES_MAX;
+        let mut value = Value::Inline(bytes);
+        tables::encode_rev_head(&mut self.row, rev.main, key, put, parts);
+        let tail = if long { OverflowRef::BYTES } else { bytes.len() };
+        if self.row.len() + tail > ROW_BYTES_MAX {
+            self.row.extend_from_slice(bytes);
             let run = self.tree.write_overflow(&self.row);
+            if long {
+                value = Value::Run { run, length: bytes.len() as u32 };
+            }
+            // The buffer is kept, but not at the size of the longest value.
+            self.row = Vec::new();
             tables::encode_spilled(&mut self.row, run);
+        } else if long {
+            let run = self.tree.write_overflow(bytes);
+            value = Value::whole(run);
+            tables::push_rev_run(&mut self.row, run);
+        } else {
+            self.row.extend_from_slice(bytes);
         }
         if self.tree.insert(Table::Rev, &rev.to_bytes(), &self.row) {
             return Err(Fault::Broken(format!("revision {}.{} is there already", rev.main, rev.sub)));
         }
-        Ok(())
+        Ok(value)
     }
-}
-
-fn applied_place(row: &[u8]) -> Result<Value<'_>, Fault> {
-    match row.split_first() {
-        Some((&tables::PLACE_INLINE, bytes)) => Some(Value::Inline(bytes)),
-        Some((&tables::PLACE_RUN, bytes)) => OverflowRef::from_bytes(bytes).map(Value::Run),
-        _ => None,
-    }
-    .ok_or_else(|| Fault::Broken("the row of the applied state cannot be read".into()))
 }

@@ -21,14 +21,16 @@
 //!        value  0 u8 | applied state      or      1 u8 | run that holds it      (see `applied.rs`)
 //!
 //! flags: 1 LEASE    a lease follows (absent: lease 0)
-//!        2 RUN      in place of the value, to the row's end, stands a run: page u64 LE | length u32 LE
+//!        2 RUN      in place of the value, to the row's end, stands a run; in `kv` the value's length may follow,
+//!                   and then the value is that many last bytes of the run, else all of it
 //!        4 TOMBSTONE, 8 PARTS (a list of participants follows; absent: this shard alone), 16 SPILLED: `rev` only
+//! run:   page u64 LE | length u32 LE
 //! ```
 //!
 //! A value of up to `VALUE_INLINE_BYTES_MAX` bytes stands in `kv` and in `rev`; a longer one stands once, in a run
-//! of overflow pages that belongs to the `rev` row and to which both rows point. A run that a `rev` row was spilled
-//! to belongs to that row too. Rows are at most [`ROW_BYTES_MAX`] long: the head of a `kv` row takes at most 43
-//! bytes, `rev` rows that long keys or many participants would make longer are spilled.
+//! of overflow pages that belongs to the `rev` row and to which both rows point. Rows are at most [`ROW_BYTES_MAX`]
+//! long: the head of a `kv` row takes at most 43 bytes, a `rev` row that a long key or many participants would make
+//! longer is spilled whole, its value with it. So a `rev` row owns one run at the most, and a `kv` row none.
 //!
 //! `rev` holds every version that is not compacted; `kv` the newest version of every live key; `old` every version
 //! in `rev` that is *not* in `kv`: the superseded puts and all tombstones. So the version of a key at a revision is
@@ -56,18 +58,29 @@ const SPILLED: u8 = 16;
 
 const OLD_TAIL_BYTES: usize = 14;
 
-/// A value in a row: itself or the run that holds it.
+/// A value in a row: itself, or where it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     Inline(&'a [u8]),
-    Run(OverflowRef),
+    /// The last `length` bytes of a run.
+    Run {
+        run: OverflowRef,
+        length: u32,
+    },
 }
 
 impl<'a> Value<'a> {
+    pub fn whole(run: OverflowRef) -> Self {
+        Value::Run { run, length: run.len }
+    }
+
     pub fn bytes<R: Read + ?Sized>(self, read: &'a R) -> &'a [u8] {
         match self {
             Value::Inline(bytes) => bytes,
-            Value::Run(run) => read.overflow(run),
+            Value::Run { run, length } => {
+                let bytes = read.overflow(run);
+                &bytes[bytes.len().saturating_sub(length as usize)..]
+            }
         }
     }
 }
@@ -109,12 +122,21 @@ impl<'a> KvRow<'a> {
     }
 }
 
-pub fn encode_kv(row: &mut Vec<u8>, rev: Rev, kv: &KeyValue, run: Option<OverflowRef>) {
+pub fn encode_kv(row: &mut Vec<u8>, rev: Rev, kv: &KeyValue, value: Value<'_>) {
     row.clear();
-    row.push(content_flags(kv, run));
+    row.push(if matches!(value, Value::Run { .. }) { RUN } else { 0 });
     put_varint(row, rev.main as u64);
     put_varint(row, rev.sub.into());
-    put_content(row, rev.main, kv, run);
+    put_content(row, rev.main, kv);
+    match value {
+        Value::Inline(bytes) => row.extend_from_slice(bytes),
+        Value::Run { run, length } => {
+            row.extend_from_slice(&run.to_bytes());
+            if length != run.len {
+                put_varint(row, length.into());
+            }
+        }
+    }
 }
 
 /// A row of `rev`.
@@ -124,7 +146,6 @@ pub struct RevRow<'a> {
     pub key: &'a [u8],
     /// None: a tombstone.
     pub put: Option<Put<'a>>,
-    spilled: Option<OverflowRef>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,12 +162,10 @@ impl<'a> RevRow<'a> {
     }
 
     fn parse<R: Read + ?Sized>(main: i64, row: &'a [u8], read: &'a R) -> Option<RevRow<'a>> {
-        let (mut rest, mut spilled) = (row, None);
+        let mut rest = row;
         let mut flags = take(&mut rest)?;
         if flags & SPILLED != 0 {
-            let run = OverflowRef::from_bytes(rest)?;
-            spilled = Some(run);
-            rest = read.overflow(run);
+            rest = read.overflow(OverflowRef::from_bytes(rest)?);
             flags = take(&mut rest)?;
         }
         let mut parts = None;
@@ -166,7 +185,7 @@ impl<'a> RevRow<'a> {
             let (create_revision, version, lease, value) = content(flags, main, rest)?;
             Some(Put { create_revision, version, lease, value })
         };
-        Some(RevRow { parts, key, put, spilled })
+        Some(RevRow { parts, key, put })
     }
 
     /// The participants that this row names; only the first row of a part over several shards names any.
@@ -178,29 +197,14 @@ impl<'a> RevRow<'a> {
         }
         parts
     }
-
-    /// The runs that belong to this row.
-    pub fn runs(&self) -> impl Iterator<Item = OverflowRef> {
-        let value = match self.put {
-            Some(Put { value: Value::Run(run), .. }) => Some(run),
-            _ => None,
-        };
-        self.spilled.into_iter().chain(value)
-    }
 }
 
-/// `kv` as a put, `None` as a tombstone. The result may be longer than a row; see [`encode_spilled`].
-pub fn encode_rev(
-    row: &mut Vec<u8>,
-    main: i64,
-    key: &[u8],
-    put: Option<(&KeyValue, Option<OverflowRef>)>,
-    parts: &[ShardId],
-) {
+/// All of a row but its value; `None` is a tombstone.
+pub fn encode_rev_head(row: &mut Vec<u8>, main: i64, key: &[u8], put: Option<&KeyValue>, parts: &[ShardId]) {
     row.clear();
-    let flags = put.map_or(TOMBSTONE, |(kv, run)| content_flags(kv, run));
-    row.push(flags | if parts.is_empty() { 0 } else { PARTS });
+    row.push(if put.is_some() { 0 } else { TOMBSTONE });
     if !parts.is_empty() {
+        row[0] |= PARTS;
         put_varint(row, parts.len() as u64);
         for &shard in parts {
             put_varint(row, shard.into());
@@ -208,15 +212,43 @@ pub fn encode_rev(
     }
     put_varint(row, key.len() as u64);
     row.extend_from_slice(key);
-    if let Some((kv, run)) = put {
-        put_content(row, main, kv, run);
+    if let Some(kv) = put {
+        put_content(row, main, kv);
     }
 }
 
+/// Completes a head by the run that holds the value.
+pub fn push_rev_run(row: &mut Vec<u8>, run: OverflowRef) {
+    row[0] |= RUN;
+    row.extend_from_slice(&run.to_bytes());
+}
+
+/// The row in place of one that is too long.
 pub fn encode_spilled(row: &mut Vec<u8>, run: OverflowRef) {
     row.clear();
     row.push(SPILLED);
     row.extend_from_slice(&run.to_bytes());
+}
+
+/// The run that a row of any table owns.
+pub fn owned_run(table: Table, row: &[u8]) -> Option<OverflowRef> {
+    let owns = match table {
+        Table::Rev => row.first()? & (RUN | SPILLED) != 0,
+        Table::Meta => *row.first()? == PLACE_RUN,
+        Table::Kv | Table::Old | Table::Lease => false,
+    };
+    let place = row.len().checked_sub(OverflowRef::BYTES).filter(|_| owns)?;
+    OverflowRef::from_bytes(&row[place..])
+}
+
+/// The applied state in its row of `meta`.
+pub fn applied_value(row: &[u8]) -> Result<Value<'_>, Fault> {
+    match row.split_first() {
+        Some((&PLACE_INLINE, bytes)) => Some(Value::Inline(bytes)),
+        Some((&PLACE_RUN, bytes)) => OverflowRef::from_bytes(bytes).map(Value::whole),
+        _ => None,
+    }
+    .ok_or_else(|| Fault::Broken("the row of the applied state cannot be read".into()))
 }
 
 /// The part of an `old` key that all versions of `key` begin with, and no version of another key.
@@ -307,19 +339,13 @@ pub fn lease_user_key(row: &[u8], lease: i64) -> Option<&[u8]> {
     row.strip_prefix(&(lease as u64).to_be_bytes())
 }
 
-fn content_flags(kv: &KeyValue, run: Option<OverflowRef>) -> u8 {
-    (if kv.lease != 0 { LEASE } else { 0 }) | (if run.is_some() { RUN } else { 0 })
-}
-
-fn put_content(row: &mut Vec<u8>, main: i64, kv: &KeyValue, run: Option<OverflowRef>) {
+/// What stands between head and value of a put; the flags are the row's first byte.
+fn put_content(row: &mut Vec<u8>, main: i64, kv: &KeyValue) {
     put_varint(row, main.wrapping_sub(kv.create_revision) as u64);
     put_varint(row, kv.version as u64);
     if kv.lease != 0 {
+        row[0] |= LEASE;
         row.extend_from_slice(&kv.lease.to_le_bytes());
-    }
-    match run {
-        Some(run) => row.extend_from_slice(&run.to_bytes()),
-        None => row.extend_from_slice(&kv.value),
     }
 }
 
@@ -332,7 +358,14 @@ fn content(flags: u8, main: i64, mut row: &[u8]) -> Option<(i64, i64, i64, Value
         lease = i64::from_le_bytes(*bytes);
         row = rest;
     }
-    let value = if flags & RUN != 0 { Value::Run(OverflowRef::from_bytes(row)?) } else { Value::Inline(row) };
+    let value = if flags & RUN == 0 {
+        Value::Inline(row)
+    } else {
+        let (run, mut rest) = row.split_at_checked(OverflowRef::BYTES)?;
+        let run = OverflowRef::from_bytes(run)?;
+        let length = if rest.is_empty() { run.len } else { varint(&mut rest)? as u32 };
+        Value::Run { run, length }
+    };
     Some((create_revision, version, lease, value))
 }
 
@@ -428,7 +461,7 @@ mod tests {
         };
         let rev = Rev::new(-1, u32::MAX);
         let mut row = Vec::new();
-        encode_kv(&mut row, rev, &kv, None);
+        encode_kv(&mut row, rev, &kv, Value::Inline(&kv.value));
         assert!(row.len() <= ROW_BYTES_MAX);
         let read = KvRow::decode(&row);
         assert_eq!(
