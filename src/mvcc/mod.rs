@@ -21,3 +21,6 @@ pub use hash::{Basis, HashCache, HashWalk, KvHash};
 pub use range::{Budget, Piece, assemble, piece};
 pub use reader::{Reader, Revision, Revisions};
 pub use store::{Progress, Store};
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use super::applied::{Applied, Cursor};
 use super::check;
 use super::reader::Reader;
 use super::tables::{self, Kind, KvRow, ROW_BYTES_MAX, Value};
-use crate::btree::{self, Checkpoint, OverflowRef, Read, Snapshot, Table, Tree};
+use crate::btree::{self, Checkpoint, Discarded, OverflowRef, Read, Snapshot, Table, Tree};
 use crate::env::Disk;
 use crate::model::limits::VALUE_INLINE_BYTES_MAX;
 use crate::model::{Change, Fault, KeyRange, KeyValue, Record, Rev, ShardId};
@@ -99,9 +99,9 @@ impl Store {
         self.tree.checkpoint()
     }
 
-    /// Takes back a checkpoint whose `step` answered true.
-    pub fn checkpoint_finished(&mut self, job: Checkpoint) {
-        self.tree.checkpoint_finished(job);
+    /// Takes back a checkpoint whose `step` answered true; what is returned is memory to be dropped elsewhere.
+    pub fn checkpoint_finished(&mut self, job: Checkpoint) -> Discarded {
+        self.tree.checkpoint_finished(job)
     }
 
     /// Applies a record to its end.

@@ -46,6 +46,8 @@ use crate::model::{Fault, KeyValue, KvRef, Rev, ShardId};
 /// What the tree takes as the value of a row.
 pub const ROW_BYTES_MAX: usize = VALUE_INLINE_BYTES_MAX + 64;
 
+const _: () = assert!(ROW_BYTES_MAX <= crate::btree::VALUE_MAX);
+
 pub const APPLIED_KEY: &[u8] = b"applied";
 pub const PLACE_INLINE: u8 = 0;
 pub const PLACE_RUN: u8 = 1;
