@@ -4,15 +4,12 @@
 //! of the first, and no snapshot is held while the client takes its time. A chunk whose revision was compacted
 //! meanwhile ends the stream with that error.
 
-mod validate;
-
 use super::node::{Limits, Node};
-use super::status;
+use super::{status, validate};
 use crate::model::{self, Rejection, range::successor};
 use crate::proto::etcdserverpb as pb;
 use futures::stream::{self, BoxStream, StreamExt};
-use pb::range_request::{SortOrder, SortTarget};
-use pb::request_op;
+use pb::range_request::SortTarget;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
@@ -25,13 +22,6 @@ pub struct Kv<N> {
 impl<N: Node> Kv<N> {
     pub fn new(node: N, limits: Limits) -> Self {
         Kv { node, limits }
-    }
-
-    fn check_size(&self, message: &impl Message) -> Result<(), Status> {
-        match self.limits.proposal_fits(message.encoded_len()) {
-            true => Ok(()),
-            false => Err(status::of(Rejection::RequestTooLarge)),
-        }
     }
 }
 
@@ -61,16 +51,14 @@ impl<N: Node> pb::kv_server::Kv for Kv<N> {
         request: Request<pb::RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
         let request = request.into_inner();
-        validate::range(&request).map_err(status::of)?;
-        check_streamable(&request).map_err(status::of)?;
+        validate::range_stream(&request).map_err(status::of)?;
         let chunks = Chunks::new(self.node.clone(), request, self.limits.max_request_bytes);
         Ok(Response::new(chunks.into_stream().boxed()))
     }
 
     async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
         let request = request.into_inner();
-        validate::put(&request).map_err(status::of)?;
-        self.check_size(&request)?;
+        validate::put(&request, &self.limits).map_err(status::of)?;
         match self.node.call(model::Request::Put(request)).await.map_err(status::of)? {
             model::Response::Put(response) => Ok(Response::new(response)),
             other => unreachable!("Put was answered with {other:?}"),
@@ -82,8 +70,7 @@ impl<N: Node> pb::kv_server::Kv for Kv<N> {
         request: Request<pb::DeleteRangeRequest>,
     ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
         let request = request.into_inner();
-        validate::delete_range(&request).map_err(status::of)?;
-        self.check_size(&request)?;
+        validate::delete_range(&request, &self.limits).map_err(status::of)?;
         match self.node.call(model::Request::DeleteRange(request)).await.map_err(status::of)? {
             model::Response::DeleteRange(response) => Ok(Response::new(response)),
             other => unreachable!("DeleteRange was answered with {other:?}"),
@@ -92,11 +79,7 @@ impl<N: Node> pb::kv_server::Kv for Kv<N> {
 
     async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
         let request = request.into_inner();
-        validate::txn(&request, self.limits.max_txn_ops).map_err(status::of)?;
-        // A transaction that only reads is never proposed (etcd: semantics 5.15), so its size does not matter.
-        if !only_reads(&request) {
-            self.check_size(&request)?;
-        }
+        validate::txn(&request, &self.limits).map_err(status::of)?;
         match self.node.call(model::Request::Txn(request)).await.map_err(status::of)? {
             model::Response::Txn(response) => Ok(Response::new(response)),
             other => unreachable!("Txn was answered with {other:?}"),
@@ -107,35 +90,12 @@ impl<N: Node> pb::kv_server::Kv for Kv<N> {
         &self,
         request: Request<pb::CompactionRequest>,
     ) -> Result<Response<pb::CompactionResponse>, Status> {
-        match self.node.call(model::Request::Compact(request.into_inner())).await.map_err(status::of)? {
+        let request = request.into_inner();
+        validate::compact(&request, &self.limits).map_err(status::of)?;
+        match self.node.call(model::Request::Compact(request)).await.map_err(status::of)? {
             model::Response::Compact(response) => Ok(Response::new(response)),
             other => unreachable!("Compact was answered with {other:?}"),
         }
-    }
-}
-
-/// Only ranges in both branches, and none nested (etcd: semantics 5.15).
-fn only_reads(txn: &pb::TxnRequest) -> bool {
-    let is_range = |op: &pb::RequestOp| matches!(op.request, Some(request_op::Request::RequestRange(_)));
-    txn.success.iter().chain(&txn.failure).all(is_range)
-}
-
-/// What RangeStream refuses beyond what Range refuses (etcd: semantics 2.16).
-fn check_streamable(request: &pb::RangeRequest) -> Result<(), Rejection> {
-    let order = request.sort_order;
-    let ascending_keys = order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32;
-    if order != SortOrder::None as i32 && !ascending_keys {
-        return Err(Rejection::StreamSortUnsupported);
-    }
-    let filters = [
-        request.min_mod_revision,
-        request.max_mod_revision,
-        request.min_create_revision,
-        request.max_create_revision,
-    ];
-    match filters.iter().any(|revision| *revision != 0) {
-        true => Err(Rejection::StreamFilterUnsupported),
-        false => Ok(()),
     }
 }
 

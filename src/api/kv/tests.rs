@@ -2,6 +2,8 @@ use super::*;
 use crate::model::{Answer, KeyRange, KeyValue};
 use futures::executor::block_on;
 use pb::kv_server::Kv as _;
+use pb::range_request::SortOrder;
+use pb::request_op;
 use std::sync::{Arc, Mutex};
 
 /// A store with its whole history, which knows ranges and counts what it is asked. When `busy`, each read is
