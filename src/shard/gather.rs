@@ -443,3 +443,183 @@ impl View for Gathered {
         pieces.filter(|piece| !piece.is_empty()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::overlay::{Latest, Overlay};
+    use super::super::testing::{History, bytes, compare, delete, gathered, op, owners, put, range};
+    use super::*;
+    use crate::proto::etcdserverpb::compare::{CompareResult, TargetUnion};
+
+    const NEW: i64 = 2;
+
+    /// `many` keys k0000, k0001, ...
+    fn store(many: usize) -> History {
+        let mut history = History::default();
+        for i in 0..many {
+            let kv = KeyValue {
+                key: bytes(&format!("k{i:04}")),
+                create_revision: NEW,
+                mod_revision: NEW,
+                version: 1,
+                value: bytes("value"),
+                lease: 0,
+            };
+            history.apply_change(NEW, &Change::Put { sub: i as u32, kv });
+        }
+        history
+    }
+
+    fn with_view<T>(history: &History, look: impl FnOnce(&Latest<'_, History>) -> T) -> T {
+        let overlay = Overlay::new();
+        let lease_exists = |lease| lease == 7;
+        look(&Latest {
+            base: history,
+            overlay: &overlay,
+            point: NEW,
+            compacted: -1,
+            lease_exists: &lease_exists,
+        })
+    }
+
+    fn kvs(piece: &GatheredPiece) -> usize {
+        piece.parts.iter().map(|part| part.kvs.len()).sum()
+    }
+
+    fn txn(success: Vec<crate::proto::etcdserverpb::RequestOp>) -> Request {
+        Request::Txn(TxnRequest { success, ..Default::default() })
+    }
+
+    #[test]
+    fn a_long_deletion_gathers_counts_only() {
+        let history = store(DELETE_KEYS_LOGGED_MAX + 1);
+        let everything = KeyRange::everything();
+        with_view(&history, |view| {
+            let long = Request::DeleteRange(delete("k", "l"));
+            let piece = gather(view, &touched(&long), &everything);
+            assert_eq!((kvs(&piece), piece.parts[0].count as usize), (0, DELETE_KEYS_LOGGED_MAX + 1));
+
+            let short = Request::DeleteRange(delete("k", "k0003"));
+            let piece = gather(view, &touched(&short), &everything);
+            assert_eq!(kvs(&piece), 3);
+            assert!(piece.parts[0].kvs.iter().all(|kv| kv.value.is_empty()), "nobody asked for values");
+
+            let told = Request::DeleteRange(DeleteRangeRequest { prev_kv: true, ..delete("k", "l") });
+            assert_eq!(kvs(&gather(view, &touched(&told), &everything)), DELETE_KEYS_LOGGED_MAX + 1);
+        });
+    }
+
+    #[test]
+    fn a_limited_range_gathers_what_decides_it() {
+        let history = store(100);
+        with_view(&history, |view| {
+            let owners = owners(&["k0001"]);
+            let limited = RangeRequest { limit: 2, ..range("k", "l") };
+            for (limited, expected) in [
+                (limited.clone(), [1, 3]),
+                (RangeRequest { count_only: true, ..limited.clone() }, [0, 0]),
+                (RangeRequest { sort_order: 2, ..limited.clone() }, [1, 99]),
+                (RangeRequest { revision: NEW, ..limited }, [1, 3]),
+            ] {
+                let needs = touched(&txn(vec![op(limited)]));
+                let gathered = owners.iter().map(|(owned, _)| kvs(&gather(view, &needs, owned)));
+                assert_eq!(gathered.collect::<Vec<_>>(), expected);
+            }
+        });
+    }
+
+    #[test]
+    fn needs_are_disjoint_and_deepest_where_they_met() {
+        let needs = touched(&Request::Txn(TxnRequest {
+            compare: vec![compare("m", CompareResult::Equal, TargetUnion::Version(0))],
+            success: vec![op(put("c", "")), op(delete("b", "d"))],
+            failure: vec![
+                op(RangeRequest { count_only: true, ..range("a", "\0") }),
+                op(PutRequest { lease: 9, ..put("m", "") }),
+                op(PutRequest { prev_kv: true, lease: 7, ..put("m", "") }),
+                op(RangeRequest { revision: 2, ..range("c", "") }),
+                op(range("z", "a")),
+            ],
+        }));
+        let shape: Vec<_> = needs
+            .keys
+            .iter()
+            .map(|need| {
+                let KeyRange { start, end } = &need.range;
+                let text = |key: &Bytes| String::from_utf8_lossy(key).into_owned();
+                let Depth { first, few, values } = need.depth;
+                (text(start), end.as_ref().map(text), need.at, first == ALL, few > 0, values)
+            })
+            .collect();
+        let row = |start: &str, end: Option<&str>, at, all, few, values| {
+            (start.to_owned(), end.map(str::to_owned), at, all, few, values)
+        };
+        assert_eq!(
+            shape,
+            [
+                row("a", Some("b"), None, false, false, false),
+                row("b", Some("c"), None, false, true, false),
+                row("c", Some("c\0"), None, true, true, false),
+                row("c\0", Some("d"), None, false, true, false),
+                row("d", Some("m"), None, false, false, false),
+                row("m", Some("m\0"), None, true, false, true),
+                row("m\0", None, None, false, false, false),
+                row("c", Some("c\0"), Some(2), true, false, true),
+            ]
+        );
+        assert_eq!(needs.leases, [7, 9]);
+    }
+
+    #[test]
+    fn pieces_must_cover_the_needs_exactly() {
+        let history = store(10);
+        with_view(&history, |view| {
+            let request = Request::DeleteRange(delete("a", "\0"));
+            let needs = touched(&request);
+            let piece = |start: &str, end: Option<&str>| {
+                (1, gather(view, &needs, &KeyRange { start: bytes(start), end: end.map(bytes) }))
+            };
+            let covered = |pieces| Gathered::new(&needs, pieces).is_some();
+            assert!(covered(vec![piece("k0005", None), piece("", Some("k0005"))]), "in any order");
+            assert!(!covered(vec![piece("", Some("k0005"))]), "the end is missing");
+            assert!(!covered(vec![piece("", Some("k0004")), piece("k0005", None)]), "a hole");
+            assert!(!covered(vec![piece("", Some("k0006")), piece("k0005", None)]), "an overlap");
+            assert!(!covered(vec![]));
+        });
+    }
+
+    #[test]
+    fn point_compaction_and_leases_are_those_of_all_pieces() {
+        let request = txn(vec![
+            op(PutRequest { lease: 7, ..put("a", "") }),
+            op(PutRequest { lease: 8, ..put("z", "") }),
+        ]);
+        let needs = touched(&request);
+        let owners = owners(&["m"]);
+        with_view(&store(1), |view| {
+            let mut pieces: Vec<_> =
+                owners.iter().map(|(owned, shard)| (*shard, gather(view, &needs, owned))).collect();
+            (pieces[0].1.point, pieces[1].1.compacted) = (9, 3);
+            let gathered = Gathered::new(&needs, pieces).unwrap();
+            assert_eq!((gathered.point(), gathered.compacted()), (9, 3));
+            assert!(gathered.lease_exists(7) && !gathered.lease_exists(8));
+        });
+    }
+
+    #[test]
+    fn parts_keep_their_numbers() {
+        let history = store(DELETE_KEYS_LOGGED_MAX + 500);
+        with_view(&history, |view| {
+            let request = txn(vec![op(put("a", "")), op(delete("k", "l")), op(put("z", ""))]);
+            let owners = owners(&["b", "k1200", "y"]);
+            let gathered = gathered(view, &request, &owners);
+            let outcome = super::super::testing::evaluate(&gathered, &request).unwrap();
+            let split = gathered.split(outcome.changes);
+            let numbers: Vec<(ShardId, Vec<(u32, u32)>)> = split
+                .iter()
+                .map(|(shard, part)| (*shard, part.iter().map(|c| (c.first_sub(), c.width())).collect()))
+                .collect();
+            assert_eq!(numbers, [(1, vec![(0, 1), (1501, 1)]), (2, vec![(1, 1200)]), (3, vec![(1201, 300)])]);
+        });
+    }
+}

@@ -330,3 +330,147 @@ impl<B> Latest<'_, B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Dice, History, bytes, evaluate, gathered, owners};
+    use super::*;
+    use crate::model::ShardId;
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+    fn put(rev: i64, key: &str, version: i64) -> Record {
+        let kv = KeyValue {
+            key: bytes(key),
+            create_revision: rev - version + 1,
+            mod_revision: rev,
+            version,
+            ..Default::default()
+        };
+        Record { rev, parts: Default::default(), changes: [Change::Put { sub: 0, kv }].into_iter().collect() }
+    }
+
+    fn latest<'a>(base: &'a History, overlay: &'a Overlay, point: i64) -> Latest<'a, History> {
+        Latest { base, overlay, point, compacted: -1, lease_exists: &|lease| lease < 3 }
+    }
+
+    #[test]
+    fn what_was_applied_leaves_nothing_behind() {
+        let mut overlay = Overlay::new();
+        let records: Vec<Record> = (1..=500).map(|version| put(version + 1, "hot", version)).collect();
+        records.iter().for_each(|record| overlay.push(record));
+        assert_eq!(overlay.len(), 500);
+        assert!(overlay.bytes() > 500 * "hot".len());
+        let base = History::default();
+        let view = latest(&base, &overlay, 501);
+        assert_eq!(view.meta(b"hot").unwrap().version, 500);
+        assert_eq!(view.get_at(b"hot", 250).unwrap().version, 249);
+        assert_eq!(view.get_at(b"hot", 1), None);
+
+        overlay.applied_through(&records[498]);
+        overlay.invariants();
+        assert_eq!(overlay.len(), 1);
+        overlay.applied_through(&records[499]);
+        overlay.invariants();
+        assert!(overlay.is_empty());
+        assert_eq!(overlay.bytes(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "changes come in order")]
+    fn records_out_of_order_are_refused() {
+        let mut overlay = Overlay::new();
+        overlay.push(&put(5, "a", 1));
+        overlay.push(&put(4, "b", 1));
+    }
+
+    fn scanned(view: &impl View, range: &KeyRange, at: Option<i64>) -> Vec<KeyValue> {
+        let mut kvs = Vec::new();
+        view.scan(range, at, &mut |kv| {
+            kvs.push(kv.to_owned());
+            ControlFlow::Continue(())
+        });
+        kvs
+    }
+
+    /// Everything a view can be asked is answered alike by `overlay` on `base` and by the store that has
+    /// applied it all.
+    fn assert_same(
+        dice: &mut Dice<'_>,
+        base: &History,
+        overlay: &Overlay,
+        full: &History,
+        owners: &[(KeyRange, ShardId)],
+    ) {
+        let nothing = Overlay::new();
+        let (split, whole) = (latest(base, overlay, dice.rev), latest(full, &nothing, dice.rev));
+        let key = dice.key();
+        assert_eq!(split.get(&key), whole.get(&key), "{key:?}");
+        assert_eq!(split.meta(&key), whole.meta(&key));
+        let range = KeyRange::from_request(&key, &dice.range_end());
+        let newest = dice.rev + 2;
+        for at in std::iter::once(None).chain((1..=newest).rev().take(12).map(Some)) {
+            let kvs = scanned(&whole, &range, at);
+            assert_eq!(scanned(&split, &range, at), kvs, "{range:?} at {at:?}");
+            assert_eq!(split.count(&range, at), kvs.len() as u64, "{range:?} at {at:?}");
+            if let Some(first) = kvs.first() {
+                let mut met = None;
+                split.scan(&range, at, &mut |kv| {
+                    assert_eq!(met.replace(kv.to_owned()), None, "a scan ends when it is told to");
+                    ControlFlow::Break(())
+                });
+                assert_eq!(met.as_ref(), Some(first));
+            }
+            if let Some(at) = at {
+                assert_eq!(split.get_at(&key, at), whole.get_at(&key, at), "{key:?} at {at}");
+            }
+        }
+        let request = dice.request();
+        let outcome = evaluate(&whole, &request);
+        assert_eq!(evaluate(&split, &request), outcome, "{request:?}");
+        let apart = evaluate(&gathered(&split, &request, owners), &request);
+        assert_eq!(apart, outcome, "{request:?} over shards");
+    }
+
+    /// Random histories, applied up to a random point, in the middle of range deletions too.
+    #[test]
+    fn an_overlay_on_a_base_equals_the_whole() {
+        for seed in 0..60 {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let (mut full, mut base, mut overlay) = (History::default(), History::default(), Overlay::new());
+            let mut unapplied: VecDeque<(i64, Change)> = VecDeque::new();
+            let owners = owners(&["aa", "b", "c1"]);
+            let mut dice = Dice { rng: &mut rng, rev: 1 };
+            for _ in 0..120 {
+                let record = if dice.rng.random() {
+                    dice.record(&full)
+                } else {
+                    let request = dice.request();
+                    let outcome = evaluate(&latest(&base, &overlay, dice.rev), &request);
+                    let changes = outcome.map(|outcome| outcome.changes).unwrap_or_default();
+                    let record = Record { rev: dice.rev + 1, parts: Default::default(), changes };
+                    (!record.changes.is_empty()).then_some(record)
+                };
+                if let Some(record) = record {
+                    full.apply(&record);
+                    overlay.push(&record);
+                    unapplied.extend(record.changes.iter().map(|change| (record.rev, change.clone())));
+                    dice.rev = record.rev;
+                }
+                for _ in 0..dice.rng.random_range(0..4) {
+                    let Some((rev, change)) = unapplied.pop_front() else { break };
+                    let partly = matches!(change, Change::DeleteRange { .. }) && dice.rng.random();
+                    if partly {
+                        base.apply_partly(rev, &change, dice.rng.random_range(0..3));
+                        overlay.applied(Rev::new(rev, change.first_sub()));
+                        unapplied.push_front((rev, change));
+                        break;
+                    }
+                    base.apply_partly(rev, &change, usize::MAX);
+                    overlay.applied(Rev::new(rev, change.first_sub() + change.width()));
+                }
+                overlay.invariants();
+                assert_same(&mut dice, &base, &overlay, &full, &owners);
+            }
+        }
+    }
+}

@@ -155,7 +155,7 @@ impl World {
             lease_exists: &lease_exists,
         };
         let outcome = evaluate(&latest, &request);
-        for boundaries in [&["b"][..], &["a\0", "b", "bb", "c", "c2"]] {
+        for boundaries in [&["b"][..], &["a\0", "b", "bb", "c", "c2", "k0300"]] {
             let owners = owners(boundaries);
             let gathered = gathered(&latest, &request, &owners);
             let apart = evaluate(&gathered, &request);
@@ -287,11 +287,11 @@ impl Dice<'_> {
         bytes(of.choose(self.rng).expect("something to choose from"))
     }
 
-    fn key(&mut self) -> Bytes {
+    pub fn key(&mut self) -> Bytes {
         self.one(&["a", "a\0", "aa", "b", "ba", "bb", "c", "c1", "c2", "d"])
     }
 
-    fn range_end(&mut self) -> Bytes {
+    pub fn range_end(&mut self) -> Bytes {
         match self.rng.random_range(0..10) {
             0..4 => Bytes::new(),
             4 => Bytes::from_static(b"\0"),
@@ -375,5 +375,44 @@ impl Dice<'_> {
             success: self.ops(depth),
             failure: self.ops(depth),
         }
+    }
+
+    /// A record of changes that fit the newest state of `history`, range deletions of a few keys and those of
+    /// a lease among them; `None` if the dice found nothing to change.
+    pub fn record(&mut self, history: &History) -> Option<Record> {
+        let rev = self.rev + 1;
+        let mut after = history.clone();
+        let mut record = Record { rev, parts: Default::default(), changes: Default::default() };
+        let mut sub = 0;
+        for _ in 0..self.rng.random_range(1..5) {
+            let key = self.key();
+            let alive = after.latest().get(&key);
+            let change = match (self.rng.random_range(0..6), alive) {
+                (0, Some(_)) => Change::Delete { sub, key },
+                (1 | 2, _) => {
+                    let range = KeyRange::from_request(&key, &self.range_end());
+                    let lease = *[0, 0, 1, 2].choose(self.rng).expect("leases");
+                    let count = after.doomed(&range, lease).len() as u32;
+                    Change::DeleteRange { first_sub: sub, count, range, lease }
+                }
+                (_, alive) => {
+                    let kv = KeyValue {
+                        create_revision: alive.map_or(rev, |kv| kv.create_revision),
+                        mod_revision: rev,
+                        version: alive.map_or(1, |kv| kv.version + 1),
+                        value: self.one(&["x", "y"]),
+                        lease: *[0, 1, 2].choose(self.rng).expect("leases"),
+                        key,
+                    };
+                    Change::Put { sub, kv }
+                }
+            };
+            if change.width() > 0 {
+                after.apply_change(rev, &change);
+                sub += change.width();
+                record.changes.push(change);
+            }
+        }
+        (!record.changes.is_empty()).then_some(record)
     }
 }
