@@ -5,7 +5,9 @@
 //! lays the writes of one transaction over a view. A view promises that nothing changes below it while it is
 //! borrowed. It knows nothing of logs, shards or where pages are.
 
+use crate::btree;
 use crate::model::{KeyRange, KeyValue, KvRef, RangeSet};
+use crate::mvcc::Reader;
 use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -33,6 +35,12 @@ impl KeyMeta {
 
 impl From<&KeyValue> for KeyMeta {
     fn from(kv: &KeyValue) -> Self {
+        KvRef::from(kv).into()
+    }
+}
+
+impl From<KvRef<'_>> for KeyMeta {
+    fn from(kv: KvRef<'_>) -> Self {
         KeyMeta {
             create_revision: kv.create_revision,
             mod_revision: kv.mod_revision,
@@ -53,6 +61,29 @@ pub trait Base {
     fn scan(&self, range: &KeyRange, at: Option<i64>, visit: &mut Visit<'_>);
     /// Live keys in `range`.
     fn count(&self, range: &KeyRange, at: Option<i64>) -> u64;
+}
+
+impl<R: btree::Read + ?Sized> Base for Reader<'_, R> {
+    fn get(&self, key: &[u8]) -> Option<KeyValue> {
+        Reader::get(self, key)
+    }
+
+    fn meta(&self, key: &[u8]) -> Option<KeyMeta> {
+        self.find(key, None).map(KeyMeta::from)
+    }
+
+    fn get_at(&self, key: &[u8], rev: i64) -> Option<KeyValue> {
+        Reader::get_at(self, key, rev)
+    }
+
+    fn scan(&self, range: &KeyRange, at: Option<i64>, visit: &mut Visit<'_>) {
+        // Whether it was ended is known to the visitor.
+        let _ = Reader::scan(self, range, at, visit);
+    }
+
+    fn count(&self, range: &KeyRange, at: Option<i64>) -> u64 {
+        Reader::count(self, range, at)
+    }
 }
 
 /// The state that a request is evaluated against. `at: None` is the latest state.
