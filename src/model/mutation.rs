@@ -7,6 +7,16 @@ use std::cell::Cell;
 pub enum Mutation {
     /// Scan the lows before the slots (case S3).
     LowsBeforeSlots,
+    /// Believe that a flush of the log is durable once it is written.
+    FlushUnsynced,
+    /// Repeat a failed flush of the log (case D3).
+    FlushRetried,
+    /// Leave out the flush of the directory after a segment was made, renamed or removed (case D9).
+    SegmentNamesUnsynced,
+    /// Let the segment with the newest hard state go without logging it again.
+    HardStateForgotten,
+    /// Take every bad record for the torn end of the log (case D1).
+    DamageTakenForTorn,
 }
 
 thread_local! {

@@ -7,6 +7,7 @@ use super::segment::Segment;
 use crate::env::File;
 use crate::model::Fault;
 use crate::model::limits::LOG_BLOCK_BYTES;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -137,7 +138,7 @@ impl Flush {
             Stage::Write => {
                 (self.file.write_at(self.offset, &self.buffer.bytes()[..self.len]), "write", Stage::Sync)
             }
-            Stage::Sync => (self.file.sync(), "flush", Stage::Done),
+            Stage::Sync => (self.sync(), "flush", Stage::Done),
             Stage::Done => return Ok(true),
             Stage::Failed => {
                 return Err(Fault::Refused(format!(
@@ -149,6 +150,20 @@ impl Flush {
         self.stage = if result.is_ok() { next } else { Stage::Failed };
         result.map_err(|error| Fault::io(&self.path, action, error))?;
         Ok(self.stage == Stage::Done)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        #[cfg(feature = "mutations")]
+        {
+            use crate::model::mutation::{Mutation, on};
+            if on(Mutation::FlushUnsynced) {
+                return Ok(());
+            }
+            if on(Mutation::FlushRetried) {
+                return self.file.sync().or_else(|_| self.file.sync());
+            }
+        }
+        self.file.sync()
     }
 
     pub(super) fn is_done(&self) -> bool {

@@ -398,6 +398,10 @@ impl Log {
         let last = last.number;
         for kind in [Kind::HardState, Kind::Mark] {
             let newest = if kind == Kind::Mark { &self.mark } else { &self.hard_state };
+            #[cfg(feature = "mutations")]
+            if crate::model::mutation::on(crate::model::mutation::Mutation::HardStateForgotten) {
+                return;
+            }
             let carried = newest.segment.is_some_and(|segment| segment <= last);
             if carried && newest.appended == newest.durable {
                 let body = newest.body.clone().expect("what is durable was appended");
@@ -414,6 +418,10 @@ impl Log {
     /// Whether the oldest segment may go.
     fn is_releasable(&self) -> bool {
         let oldest = &self.segments[0];
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::HardStateForgotten) {
+            return self.is_spent(oldest);
+        }
         let held = |newest: &Newest| newest.segment.is_some_and(|segment| segment <= oldest.number);
         self.is_spent(oldest) && !held(&self.hard_state) && !held(&self.mark)
     }

@@ -238,6 +238,9 @@ impl Reader {
             }
             (header.after > tip.flush).then(|| (place, header.clone()))
         })?;
+        #[cfg(feature = "mutations")]
+        let later = later
+            .filter(|_| !crate::model::mutation::on(crate::model::mutation::Mutation::DamageTakenForTorn));
         let recycled_start = (segment_at, start) == (0, 0) && self.segments[0].number != 1;
         let damage = if let Some(((later_at, later_offset), header)) = later {
             let later_file = self.segments[later_at].path.display();

@@ -118,7 +118,8 @@ fn a_flush_is_one_write_and_one_sync_and_the_next_waits_for_it() {
 #[test]
 fn a_record_longer_than_the_rest_of_its_segment_starts_the_next_one() {
     let disk = disk(1);
-    let long = options(2048);
+    // The first segment of a log is shorter than the others.
+    let long = options(FIRST_SEGMENT_BYTES * 2 / BLOCK);
     let (mut log, _) = open(&disk, long).unwrap();
     let body = vec![1; log.body_bytes_max()];
     put(&mut log, 1, b"small");
@@ -565,11 +566,25 @@ impl Witness {
             });
             return;
         };
-        if flush.step().unwrap() {
-            self.entries_durable = *entries;
-            self.stateful_durable = *stateful;
-            let (flush, ..) = self.flush.take().unwrap();
-            self.log.flushed(flush).unwrap();
+        if self.dice.one_in(100) {
+            self.disk.fail(Failure {
+                call: Call::Sync,
+                path: ".log".into(),
+                after: 0,
+                times: 1,
+                errno: libc::EIO,
+            });
+        }
+        match flush.step() {
+            Ok(false) => {}
+            Ok(true) => {
+                self.entries_durable = *entries;
+                self.stateful_durable = *stateful;
+                let (flush, ..) = self.flush.take().unwrap();
+                self.log.flushed(flush).unwrap();
+            }
+            // The process ends. What it did not acknowledge may be found or not.
+            Err(_) => self.crash(),
         }
     }
 
@@ -603,6 +618,7 @@ impl Witness {
     }
 
     fn crash(&mut self) {
+        self.disk.heal();
         let seed = self.dice.draw();
         if !self.dice.one_in(4) {
             self.disk.crash(Crash { seed, tear: self.dice.coin() });
@@ -625,6 +641,33 @@ impl Witness {
         self.job = None;
         self.compare(&found);
         self.log.invariants();
+        if self.dice.one_in(4) {
+            self.rot();
+        }
+    }
+
+    /// One byte of a record rots that is not in the last flush: nobody may open the log until it is mended.
+    fn rot(&mut self) {
+        let records: Vec<(Recovered, u64)> = Check::new(&self.disk, Path::new(DIR))
+            .unwrap()
+            .filter_map(|finding| match finding.unwrap() {
+                Finding::Record { record, flush } => Some((record, flush)),
+                _ => None,
+            })
+            .collect();
+        let last = records.last().map_or(0, |(_, flush)| *flush);
+        let older = records.partition_point(|(_, flush)| *flush < last);
+        if older == 0 {
+            return;
+        }
+        let record = &records[self.dice.below(older as u64) as usize].0;
+        let offset = record.place.offset + self.dice.below((HEADER_BYTES + record.body.len()) as u64);
+        let path = path(record.place.segment);
+        self.disk.corrupt(&path, offset, 0x04);
+        let opened = open(&self.disk, self.options);
+        assert!(matches!(opened, Err(Fault::Damage { .. })), "rot at {offset} of {path:?} was not noticed");
+        assert!(!damages(&self.disk).is_empty());
+        self.disk.corrupt(&path, offset, 0x04);
     }
 
     fn compare(&mut self, found: &[Recovered]) {
@@ -682,6 +725,25 @@ fn random_crashes_lose_nothing_acknowledged_and_invent_nothing() {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(panic);
         }
+    }
+}
+
+#[cfg(feature = "mutations")]
+#[test]
+fn every_broken_rule_is_noticed() {
+    use crate::model::mutation::{self, Mutation};
+    for broken in [
+        Mutation::FlushUnsynced,
+        Mutation::FlushRetried,
+        Mutation::SegmentNamesUnsynced,
+        Mutation::HardStateForgotten,
+        Mutation::DamageTakenForTorn,
+    ] {
+        mutation::set(Some(broken));
+        let seed = (0..300).find(|seed| std::panic::catch_unwind(|| witness(*seed)).is_err());
+        mutation::set(None);
+        eprintln!("{broken:?}: seed {seed:?}");
+        assert!(seed.is_some(), "{broken:?} was not noticed");
     }
 }
 
