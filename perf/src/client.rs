@@ -95,7 +95,7 @@ pub struct Tally {
     pub failures: BTreeMap<i64, u64>,
     pub failure_first: Option<String>,
     pub elapsed: Duration,
-    /// Of the good answers to requests that began within the span; sorted.
+    /// Of the good answers that came within the span; sorted.
     pub latencies_ns: Vec<u64>,
     pub received_bytes: u64,
     /// CPU time of the client's thread.
@@ -318,8 +318,12 @@ impl Engine {
                     counting = true;
                     tally = Tally::default();
                     cpu = thread_cpu();
-                    now = Instant::now();
-                    origin = now;
+                    origin = Instant::now();
+                    // Nobody read answers meanwhile; that is not the server's time.
+                    for call in self.calls.iter_mut().flatten() {
+                        call.started += origin - now;
+                    }
+                    now = origin;
                 } else if counting && now - origin >= count {
                     tally.elapsed = now - origin;
                     tally.client_cpu = thread_cpu() - cpu;
@@ -376,9 +380,7 @@ impl Engine {
                         match verdict {
                             Ok(()) => {
                                 tally.operations += 1;
-                                if call.started >= origin {
-                                    tally.latencies_ns.push((now - call.started).as_nanos() as u64);
-                                }
+                                tally.latencies_ns.push((now - call.started).as_nanos() as u64);
                             }
                             Err((status, text)) => {
                                 *tally.failures.entry(status).or_default() += 1;
