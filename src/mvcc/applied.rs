@@ -15,14 +15,14 @@ use bytes::Bytes;
 
 const VERSION: u8 = 1;
 
-/// Where in the log the next record to be applied stands.
+/// How far the log is applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Index of the Raft entry.
+    /// Index of the last Raft entry that is applied whole.
     pub entry: u64,
-    /// Number of the record inside the entry.
+    /// How many records of the entry behind it are done with, applied or void.
     pub record: u32,
-    /// Set while that record is applied in part.
+    /// Set while the next record is applied in part.
     pub cursor: Option<Cursor>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Removing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub position: Position,
-    /// Raft term of the entry at the position.
+    /// Raft term of the position's entry.
     pub term: u64,
     /// The largest revision applied; 1 is the empty store's.
     pub revision: i64,

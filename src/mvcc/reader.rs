@@ -13,8 +13,10 @@ use crate::model::{Fault, KeyRange, KeyValue, KvRef, Rev};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow::{self, Break, Continue};
 
-/// Looking up changed keys one by one ends here, whatever the size of the range.
-const CHANGES_MAX: u64 = 4096;
+/// Looking up changed keys one by one ends here, whatever the size of the range: for a scan, which may want its
+/// first keys only, and for a count, which would have to look at every key otherwise.
+const CHANGES_SCAN_MAX: u64 = 1024;
+const CHANGES_COUNT_MAX: u64 = 1 << 16;
 
 /// A view of the versions in a tree or a snapshot.
 #[derive(Debug)]
@@ -106,7 +108,7 @@ impl<'a, R: Read + ?Sized> Reader<'a, R> {
         if range.is_point() {
             return self.find(&range.start, Some(at)).map_or(Continue(()), visit);
         }
-        match self.changed_since(at, range) {
+        match self.changed_since(at, range, CHANGES_SCAN_MAX) {
             Some(changed) => self.scan_corrected(range, at, &changed, visit),
             None => self.scan_merged(range, at, visit),
         }
@@ -128,7 +130,7 @@ impl<'a, R: Read + ?Sized> Reader<'a, R> {
         if range.is_point() {
             return Some(self.find(&range.start, Some(at)).is_some().into());
         }
-        if let Some(changed) = self.changed_since(at, range) {
+        if let Some(changed) = self.changed_since(at, range, CHANGES_COUNT_MAX.min(keys_max)) {
             let mut count = newest();
             for key in &changed {
                 count -= u64::from(self.read.get(Table::Kv, key).is_some());
@@ -184,16 +186,14 @@ impl<'a, R: Read + ?Sized> Reader<'a, R> {
         cursor.key().is_some_and(|key| rev_of(key).main > at).then_some(at)
     }
 
-    /// The keys of a range that changed after a revision; None if looking at the range itself is cheaper.
-    fn changed_since(&self, at: i64, range: &KeyRange) -> Option<BTreeSet<Vec<u8>>> {
+    /// The keys of a range that changed after a revision; None if that were more than `changes_max` changes to look
+    /// through, or if looking at the range itself is cheaper.
+    fn changed_since(&self, at: i64, range: &KeyRange, changes_max: u64) -> Option<BTreeSet<Vec<u8>>> {
         let from = Rev::new(at + 1, 0);
         let changes = self.read.count(Table::Rev, &from.to_bytes(), None);
-        if changes > CHANGES_MAX {
-            return None;
-        }
-        // A range that has lost its keys since is as long in `old` as one that has them.
-        let keys = self.read.count(Table::Kv, &range.start, range.end.as_deref());
-        if changes > 64 && changes > keys {
+        // What the range holds now stands for what it held then.
+        let keys = || self.read.count(Table::Kv, &range.start, range.end.as_deref());
+        if changes > changes_max || (changes > 64 && changes > keys()) {
             return None;
         }
         let mut changed = BTreeSet::new();

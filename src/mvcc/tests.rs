@@ -544,6 +544,17 @@ fn hashes_over_shards_and_compactions_are_those_of_etcd() {
     assert_eq!(hash(&mut [&mut left, &mut right], 4, 3), 3936090454);
 }
 
+fn hash_row(bytes: &mut Vec<u8>, rev: Rev, key: Bytes, version: Option<KeyValue>) {
+    bytes.extend_from_slice(&rev.main.to_be_bytes());
+    bytes.push(b'_');
+    bytes.extend_from_slice(&u64::from(rev.sub).to_be_bytes());
+    if version.is_none() {
+        bytes.push(b't');
+    }
+    let kv = version.unwrap_or_else(|| KeyValue { key, ..KeyValue::default() });
+    bytes.extend_from_slice(&prost::Message::encode_to_vec(&kv));
+}
+
 /// The rule of semantics 11.7 as it is written there, over what etcd has stored when compaction is finished.
 fn model_hash(model: &Model, revision: i64, compacted: i64) -> u32 {
     let alive = !model.live(&KeyRange::everything(), revision).is_empty();
@@ -559,14 +570,7 @@ fn model_hash(model: &Model, revision: i64, compacted: i64) -> u32 {
         if rev.main == compacted && version.is_none() {
             continue;
         }
-        bytes.extend_from_slice(&rev.main.to_be_bytes());
-        bytes.push(b'_');
-        bytes.extend_from_slice(&u64::from(rev.sub).to_be_bytes());
-        if version.is_none() {
-            bytes.push(b't');
-        }
-        let kv = version.unwrap_or_else(|| KeyValue { key, ..KeyValue::default() });
-        bytes.extend_from_slice(&prost::Message::encode_to_vec(&kv));
+        hash_row(&mut bytes, rev, key, version);
     }
     crc32c::crc32c(&bytes)
 }
@@ -590,6 +594,49 @@ fn hashes_do_not_depend_on_how_far_removal_has_got() {
             shard.store.compact_slice(revision, 2).expect("compacts");
             let at = writer.rng.random_range(compacted.max(1)..=revision);
             assert_eq!(hash(&mut [&mut shard], at, compacted), model_hash(&writer.model, at, compacted));
+        }
+    }
+}
+
+/// What etcd caches when compaction from `before` to `point` is done: a hash over what was stored until then, with
+/// what that compaction keeps in place of what is current.
+fn model_compaction_hash(model: &Model, point: i64, before: i64) -> u32 {
+    let kept: Vec<Rev> =
+        model.stored(point).into_iter().map(|(rev, ..)| rev).filter(|rev| rev.main <= point).collect();
+    let mut bytes = b"key".to_vec();
+    for (rev, key, version) in model.stored(before) {
+        let skipped = rev.main <= before && !kept.is_empty() && !kept.contains(&rev);
+        if rev.main > point || skipped || (rev.main == before && version.is_none()) {
+            continue;
+        }
+        hash_row(&mut bytes, rev, key, version);
+    }
+    crc32c::crc32c(&bytes)
+}
+
+#[test]
+fn hashes_for_the_cache_are_those_of_the_compaction() {
+    for seed in 0..6 {
+        let mut writer = Writer::new(200 + seed);
+        writer.keys.truncate(2);
+        let mut shard = Shard::new(seed);
+        let mut before = -1;
+        for _ in 0..80 {
+            shard.log.push(writer.record());
+            shard.catch_up();
+            let revision = writer.model.revision;
+            if revision <= before.max(1) + 1 || writer.rng.random_ratio(2, 3) {
+                continue;
+            }
+            let point = writer.rng.random_range(before.max(1) + 1..=revision);
+            let walk = HashWalk::new(vec![shard.store.snapshot()], point, before, Basis::Compaction);
+            assert_eq!(
+                walk.run().hash,
+                model_compaction_hash(&writer.model, point, before),
+                "{before} {point}"
+            );
+            shard.compact(point);
+            before = point;
         }
     }
 }
