@@ -107,7 +107,7 @@ impl Overlay {
     }
 
     /// The base has applied everything below `upto`. In the middle of a record this is the first revision of
-    /// the range deletion being expanded.
+    /// the range deletion being expanded, which stays on until it is complete.
     pub fn applied(&mut self, upto: Rev) {
         while self.held.front().is_some_and(|held| held.end <= upto) {
             let held = self.held.pop_front().expect("looked at just now");
@@ -335,8 +335,13 @@ impl<B> Latest<'_, B> {
 mod tests {
     use super::super::testing::{Dice, History, bytes, evaluate, gathered, owners};
     use super::*;
+    use crate::btree;
+    use crate::env::{Disk, sim::SimDisk};
     use crate::model::ShardId;
+    use crate::mvcc::Store;
     use rand::{Rng, SeedableRng, rngs::SmallRng};
+    use std::path::Path;
+    use std::sync::Arc;
 
     fn put(rev: i64, key: &str, version: i64) -> Record {
         let kv = KeyValue {
@@ -349,7 +354,7 @@ mod tests {
         Record { rev, parts: Default::default(), changes: [Change::Put { sub: 0, kv }].into_iter().collect() }
     }
 
-    fn latest<'a>(base: &'a History, overlay: &'a Overlay, point: i64) -> Latest<'a, History> {
+    fn latest<'a, B: Base>(base: &'a B, overlay: &'a Overlay, point: i64) -> Latest<'a, B> {
         Latest { base, overlay, point, compacted: -1, lease_exists: &|lease| lease < 3 }
     }
 
@@ -394,9 +399,9 @@ mod tests {
 
     /// Everything a view can be asked is answered alike by `overlay` on `base` and by the store that has
     /// applied it all.
-    fn assert_same(
+    fn assert_same<B: Base>(
         dice: &mut Dice<'_>,
-        base: &History,
+        base: &B,
         overlay: &Overlay,
         full: &History,
         owners: &[(KeyRange, ShardId)],
@@ -470,6 +475,48 @@ mod tests {
                 }
                 overlay.invariants();
                 assert_same(&mut dice, &base, &overlay, &full, &owners);
+            }
+        }
+    }
+
+    /// As above, on the tree: whole records, and slices of those with range deletions.
+    #[test]
+    fn an_overlay_on_a_tree_equals_the_whole() {
+        for seed in 0..12 {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let disk = SimDisk::new(seed);
+            disk.create_dir(Path::new("/data")).expect("a fresh disk");
+            let path = Path::new("/data/tree");
+            let mut store = Store::open(Arc::new(disk), path, btree::Options::default()).expect("a new tree");
+            let (mut full, mut overlay) = (History::default(), Overlay::new());
+            let mut unapplied: VecDeque<Record> = VecDeque::new();
+            let owners = owners(&["aa", "b", "c1"]);
+            let mut dice = Dice { rng: &mut rng, rev: 1 };
+            for _ in 0..120 {
+                if let Some(record) = dice.record(&full) {
+                    full.apply(&record);
+                    overlay.push(&record);
+                    dice.rev = record.rev;
+                    unapplied.push_back(record);
+                }
+                while dice.rng.random()
+                    && let Some(record) = unapplied.front()
+                {
+                    let slice = dice.rng.random_range(1..4);
+                    store.apply_slice(record, slice).expect("a record that fits");
+                    match store.applied().position.cursor {
+                        Some(cursor) => {
+                            let under_way = &record.changes[cursor.change as usize];
+                            overlay.applied(Rev::new(record.rev, under_way.first_sub()));
+                        }
+                        None => {
+                            overlay.applied_through(record);
+                            unapplied.pop_front();
+                        }
+                    }
+                }
+                overlay.invariants();
+                assert_same(&mut dice, &store.reader(), &overlay, &full, &owners);
             }
         }
     }
