@@ -4,6 +4,7 @@
 //! cell inherits what other loads left behind; etcd and etcore take turns group by group, so that a
 //! machine that changes its speed changes it for both.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::client::{self, Shape, Span};
@@ -184,7 +185,7 @@ fn group(
         Keys { letters, each: plan.keys / bench.shards / 10_000 * 10_000, value_bytes: plan.value_bytes };
     let scratch = Scratch::new(&bench.dir).map_err(|error| error.to_string())?;
     let server = Server::start(bench, product, &scratch.path().join("data"))?;
-    fill(&server, keys, 1)?;
+    fill(server.address, keys, 1)?;
     let mut samples = Vec::new();
     for (at, cell) in cells.iter().enumerate() {
         let mut work = Work::new(cell.kind, keys, cell.inflight, seed + at as u64);
@@ -207,10 +208,10 @@ fn group(
     Ok(samples)
 }
 
-/// Loads the population.
-pub fn fill(server: &Server, keys: Keys, rounds: u64) -> Result<(), String> {
+/// Puts every key of the population so many times.
+pub fn fill(address: SocketAddr, keys: Keys, rounds: u64) -> Result<(), String> {
     let shape = Shape { connections: 4, inflight: 16, pace: None };
-    let tally = client::run(server.address, shape, Span::All, &mut Fill::new(keys, rounds), &mut |_| {})
+    let tally = client::run(address, shape, Span::All, &mut Fill::new(keys, rounds), &mut |_| {})
         .map_err(|error| format!("while loading: {error}"))?;
     match tally.failure_first {
         Some(failure) => Err(format!("while loading: {failure}")),

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::client::{Shape, Span};
 use crate::server::{Bench, Product};
-use crate::workload::{Fill, Keys, Kind, Work};
+use crate::workload::{Keys, Kind, Work};
 
 const HELP: &str = "\
 Runs the same load against etcd and etcore in turn and prints the ratios.
@@ -283,12 +283,7 @@ fn load(options: &Options) -> Result<bool, String> {
     let inflight = options.inflight.unwrap_or(64);
     let shape = Shape { connections: options.connections.unwrap_or(8), inflight, pace: None };
     if options.fill {
-        let shape = Shape { connections: 4, inflight: 16, pace: None };
-        let tally = client::run(address, shape, Span::All, &mut Fill::new(keys, 1), &mut |_| {})
-            .map_err(|error| error.to_string())?;
-        if let Some(failure) = tally.failure_first {
-            return Err(format!("while loading: {failure}"));
-        }
+        compare::fill(address, keys, 1)?;
     }
     let count = Duration::from_secs_f64(options.seconds.unwrap_or(10.0));
     let span = Span::Time { warm: Duration::from_millis(500), count };

@@ -99,7 +99,7 @@ fn words(figures: &Figures) -> String {
 fn loaded(bench: &Bench, product: Product, keys: Keys, data: &Path) -> Result<(Server, Duration), String> {
     let server = Server::start(bench, product, data)?;
     let begun = Instant::now();
-    fill(&server, keys, 1)?;
+    fill(server.address, keys, 1)?;
     let took = begun.elapsed();
     eprintln!("  loaded {} keys in {}", keys.count(), time(took));
     Ok((server, took))
@@ -323,7 +323,7 @@ fn written(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, Stri
     // Two log segments of 64 MiB and more per shard, so that recycled ones are in use.
     let rounds = (bench.shards * (160 << 20)).div_ceil(keys.count() * 300);
     if plan.keys.is_none() {
-        fill(&server, keys, rounds)?;
+        fill(server.address, keys, rounds)?;
     }
     let mut result = figures! { "keys": keys.count() };
     for (inflight, puts) in [(1, 20_000), (64, 200_000), (512, 200_000)] {
@@ -424,7 +424,7 @@ fn versions(bench: &Bench, plan: &Plan, product: Product) -> Result<Figures, Str
         }
     };
     let one = range("one version")?;
-    fill(&server, keys, 299)?;
+    fill(server.address, keys, 299)?;
     let many = range("300 versions")?;
     Ok(figures! {
         "keys": keys.count(),
