@@ -112,7 +112,8 @@ impl Disk for RealDisk {
             ring: direct && self.options.io_uring,
             fsync: self.options.fsync,
             write_through,
-            unflushed: AtomicBool::new(false),
+            // An earlier process may have left something.
+            unflushed: AtomicBool::new(true),
         }))
     }
 
@@ -165,7 +166,7 @@ struct RealFile {
     ring: bool,
     fsync: bool,
     write_through: bool,
-    /// With `write_through`: the length changed by other means than a write.
+    /// With `write_through`: something may have changed by other means than a write through this handle.
     unflushed: AtomicBool,
 }
 

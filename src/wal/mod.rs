@@ -493,13 +493,14 @@ impl Log {
         self.length - before
     }
 
-    /// What must hold between any two calls.
-    #[cfg(test)]
-    pub(crate) fn invariants(&self) {
+    /// What must hold between any two calls; for tests and the simulator.
+    pub fn invariants(&self) {
         let numbers: Vec<u64> = self.segments.iter().chain(&self.ready).map(|s| s.number).collect();
         assert!(numbers.windows(2).all(|w| w[0] + 1 == w[1]), "segments are contiguous: {numbers:?}");
-        assert!(self.flush_last < self.flush_next);
-        assert!(self.offset <= self.segments.back().expect("a log has a segment").len);
-        assert!(self.ready.len() <= READY_MAX);
+        assert!(self.flush_last < self.flush_next, "flush numbers go up");
+        let tail = self.segments.back().expect("a log has a segment");
+        assert!(self.offset <= tail.len, "the log ends inside its last segment");
+        assert!(self.ready.len() <= READY_MAX, "no more segments are kept than may be needed");
+        assert!(self.flush_last_segment <= tail.number, "the last segment is the newest with a flush");
     }
 }
