@@ -13,6 +13,8 @@ pub const READ_ON_CORE_BYTES_MAX: usize = 1 << 20;
 pub const LOG_BLOCK_BYTES: usize = 4096;
 /// Segment of the log, bytes.
 pub const LOG_SEGMENT_BYTES: u64 = 64 << 20;
+/// One entry of the log carries records up to this length, or one longer record.
+pub const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Records taken but not yet visible, over the whole node; beyond it new work is refused.
 pub const REVISIONS_IN_FLIGHT_MAX: i64 = 100_000;
 /// Bytes of one shard's records that are logged or waiting but not yet applied; beyond it new work is refused.
@@ -21,5 +23,5 @@ pub const OVERLAY_BYTES_MAX: usize = 256 << 20;
 pub const META_PAGE_REVISIONS_BEHIND_MAX: i64 = 100_000;
 
 const _: () = assert!(PAGE_BYTES >= 4096 && PAGE_BYTES <= 16384 && PAGE_BYTES.is_power_of_two());
-const _: () = assert!(LOG_SEGMENT_BYTES as usize % LOG_BLOCK_BYTES == 0);
+const _: () = assert!((LOG_SEGMENT_BYTES as usize).is_multiple_of(LOG_BLOCK_BYTES));
 const _: () = assert!(VALUE_INLINE_BYTES_MAX * 3 < PAGE_BYTES);

@@ -7,6 +7,12 @@ use std::cell::Cell;
 pub enum Mutation {
     /// Scan the lows before the slots (case S3).
     LowsBeforeSlots,
+    /// Count a ready as persisted before its flush (case S14).
+    AcknowledgeBeforePersist,
+    /// Name V instead of p in an answer that changed nothing (case S12).
+    PointIsV,
+    /// Decide by its revision whether a record was applied (case S16).
+    ApplyByRevision,
     /// Believe that a flush of the log is durable once it is written.
     FlushUnsynced,
     /// Repeat a failed flush of the log (case D3).

@@ -17,6 +17,20 @@ pub struct Record {
     pub changes: SmallVec<[Change; 1]>,
 }
 
+impl Record {
+    /// About how long the record is in the log, bytes.
+    pub fn bytes(&self) -> usize {
+        let changes = self.changes.iter().map(|change| match change {
+            Change::Put { kv, .. } => kv.key.len() + kv.value.len(),
+            Change::Delete { key, .. } => key.len(),
+            Change::DeleteRange { range, .. } => {
+                range.start.len() + range.end.as_ref().map_or(0, |end| end.len())
+            }
+        });
+        64 + changes.map(|bytes| bytes + 80).sum::<usize>()
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// `kv.mod_revision` equals the record's revision; `kv` is complete (create revision, version, lease).

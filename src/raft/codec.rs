@@ -261,23 +261,21 @@ pub fn decode_entry(body: &Bytes) -> Result<eraftpb::Entry, Undecodable> {
         2 => eraftpb::EntryType::EntryConfChangeV2,
         other => return Err(Undecodable { what: WHAT, why: format!("entry type {other} is unknown") }),
     };
-    let mut entry = eraftpb::Entry::default();
-    entry.term = e.term();
-    entry.index = e.index();
-    entry.entry_type = entry_type;
-    entry.data = slice(body, e.data());
-    entry.context = slice(body, e.context());
-    Ok(entry)
+    Ok(eraftpb::Entry {
+        term: e.term(),
+        index: e.index(),
+        entry_type,
+        data: slice(body, e.data()),
+        context: slice(body, e.context()),
+        ..Default::default()
+    })
 }
 
 pub fn decode_hard_state(body: &[u8]) -> Result<eraftpb::HardState, Undecodable> {
     let h =
         flatbuffers::root_with_opts::<fb::HardState>(&verifier(), body).map_err(undecodable("hard state"))?;
-    let mut hard_state = eraftpb::HardState::default();
-    hard_state.term = h.term();
-    hard_state.vote = h.vote();
-    hard_state.commit = h.commit();
-    Ok(hard_state)
+    let (term, vote, commit) = (h.term(), h.vote(), h.commit());
+    Ok(eraftpb::HardState { term, vote, commit, ..Default::default() })
 }
 
 #[cfg(test)]
