@@ -7,6 +7,7 @@ pub mod coordinator;
 pub mod ctl;
 pub mod env;
 pub mod group;
+pub mod meta;
 pub mod metrics;
 pub mod model;
 pub mod mvcc;

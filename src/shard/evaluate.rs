@@ -106,7 +106,9 @@ pub fn execute<V: View>(view: &V, prepared: Prepared<'_>, rev: i64) -> Outcome {
             Response::DeleteRange(doomed.into_response(rev))
         }
         Plan::Txn { request, path } => {
-            let before = view.point();
+            // Revisions between the point and the one taken belong to other shards and touch nothing that this
+            // change looks at: the state before it is the state at the revision before its own.
+            let before = if prepared.changes { rev - 1 } else { rev };
             let mut run =
                 Run { own: OwnWrites::new(view), path: path.0.iter(), before, rev, sub: 0, changes };
             let mut response = run.txn(request, true);

@@ -1,9 +1,11 @@
-//! (shard)
+//! One shard of the key space as a single-threaded state machine.
 
 pub mod evaluate;
 pub mod gather;
+pub mod machine;
 pub mod overlay;
-pub mod view;
-
 #[cfg(test)]
 mod testing;
+pub mod view;
+
+pub use machine::{Answered, ChangeId, Frozen, Origin, Recovery, Shard};
