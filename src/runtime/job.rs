@@ -1,0 +1,120 @@
+//! Work that is done elsewhere: on the thread of a log, or on a helper. The real node runs a job to its end; the
+//! simulator runs it step by step and may cut the power between two steps.
+
+use super::message::PieceRead;
+use crate::btree::Checkpoint;
+use crate::model::{Fault, KeyRange, ShardId};
+use crate::mvcc::{self, Budget, HashWalk, KvHash, Piece, Reader};
+use crate::proto::etcdserverpb as pb;
+use crate::wal::{Flush, SegmentJob};
+use std::sync::Arc;
+
+/// Rows hashed in one step.
+const HASH_ROWS_STEP: usize = 4096;
+
+pub enum Job {
+    Flush {
+        shard: ShardId,
+        flush: Flush,
+    },
+    Segment {
+        shard: ShardId,
+        job: SegmentJob,
+    },
+    /// `entry`: the last entry that the frozen tree holds completely.
+    Checkpoint {
+        shard: ShardId,
+        job: Checkpoint,
+        entry: u64,
+    },
+    Read(ReadJob),
+    Hash(HashJob),
+}
+
+/// Where a job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The thread of this group's log: nothing else may delay it.
+    Log(ShardId),
+    Helper,
+}
+
+impl Job {
+    pub fn lane(&self) -> Lane {
+        match self {
+            Job::Flush { shard, .. } => Lane::Log(*shard),
+            _ => Lane::Helper,
+        }
+    }
+
+    /// One step; true when the job is done.
+    pub fn step(&mut self) -> Result<bool, Fault> {
+        match self {
+            Job::Flush { flush, .. } => flush.step(),
+            Job::Segment { job, .. } => job.step(),
+            Job::Checkpoint { job, .. } => job.step(),
+            Job::Read(job) => {
+                job.run();
+                Ok(true)
+            }
+            Job::Hash(job) => {
+                if let Some(walk) = &mut job.walk {
+                    job.hash = walk.step(HASH_ROWS_STEP);
+                    if job.hash.is_none() {
+                        return Ok(false);
+                    }
+                    job.walk = None;
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// A Range too large for a core, from pinned roots.
+#[derive(Debug)]
+pub struct ReadJob {
+    pub token: u64,
+    pub request: Arc<pb::RangeRequest>,
+    pub count: bool,
+    /// The V that the read took.
+    pub v: i64,
+    pub pieces: Vec<(KeyRange, PieceRead)>,
+    pub response: Option<pb::RangeResponse>,
+}
+
+impl ReadJob {
+    pub fn run(&mut self) {
+        let pieces = std::mem::take(&mut self.pieces).into_iter().map(|(range, read)| match read {
+            PieceRead::Here(piece) => piece,
+            PieceRead::Elsewhere(snapshot, at) => {
+                let reader = Reader::new(&snapshot);
+                mvcc::piece(reader, &self.request, &range, at, self.count, Budget::UNBOUNDED)
+                    .unwrap_or_default()
+            }
+        });
+        let pieces: Vec<Piece> = pieces.collect();
+        self.response = Some(mvcc::assemble(pieces, &self.request));
+    }
+}
+
+/// A HashKV, from pinned roots.
+pub struct HashJob {
+    pub token: u64,
+    /// V when the roots were pinned.
+    pub v: i64,
+    pub walk: Option<HashWalk>,
+    pub hash: Option<KvHash>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Job::Flush { shard, .. } => write!(f, "flush of shard {shard}"),
+            Job::Segment { shard, .. } => write!(f, "segment of shard {shard}"),
+            Job::Checkpoint { shard, .. } => write!(f, "checkpoint of shard {shard}"),
+            Job::Read(read) => write!(f, "read {}", read.token),
+            Job::Hash(hash) => write!(f, "hash {}", hash.token),
+        }
+    }
+}
