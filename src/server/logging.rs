@@ -3,7 +3,7 @@
 //!
 //! Promises that a line is one write and never fails the caller. It does not rotate or buffer.
 
-use crate::config::{LogFormat, LogLevel};
+use crate::config::{LogFormat, LogLevel, Notice};
 use std::fmt::{Debug, Write as _};
 use std::io::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,6 +17,16 @@ pub fn start(level: LogLevel, format: LogFormat) {
     let subscriber = tracing_subscriber::registry().with(Lines { level, format, write: to_stderr });
     // An error means that a subscriber is set already, as in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// A line about the configuration. The names of its fields are data, which the macros cannot take.
+pub fn notice(notice: &Notice) {
+    let fields: Vec<String> = notice.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let fields = fields.join(" ");
+    match notice.warn {
+        true => tracing::warn!(fields, "{}", notice.message),
+        false => tracing::info!(fields, "{}", notice.message),
+    }
 }
 
 /// The line that says why the process ends; written whatever the level, and before logging was started too.
