@@ -3,6 +3,8 @@
 //! A history is a list of finished requests, made from its seed alone. The generator runs a model beside it, so
 //! that revisions fall where it matters: at the newest, the compacted one, and one to either side of them.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use etcore::proto::etcdserverpb as pb;
 use pb::compare::TargetUnion;
@@ -24,8 +26,11 @@ pub enum Step {
 pub const CLIENTS: usize = 3;
 /// A server restarts after so many steps on average.
 const STEPS_PER_RESTART: u32 = 150;
-/// Boundaries of five shards, each inside ranges that the generator touches.
-pub const SPLITS: [&str; 4] = ["/registry/pods/default/p2", "a0", "k20", "m"];
+/// Boundaries of five shards, each inside ranges that the generator touches; in the flag's notation.
+pub const SPLITS: [&str; 4] = ["/registry/pods/default/p2", r"a/\xff", "k20", r"m\x00"];
+
+/// So many keys are remembered as written lately.
+const WRITTEN_KEPT: usize = 6;
 
 /// Where etcd 3.7.1 itself is wrong; it is not asked (known-traps A14, B9).
 pub fn etcd_is_wrong(request: &Request) -> bool {
@@ -48,7 +53,8 @@ fn deletes_open_end_and_ignores(txn: &pb::TxnRequest) -> bool {
 }
 
 pub fn history(seed: u64, steps: usize) -> Vec<Step> {
-    let mut generator = Generator { random: StdRng::seed_from_u64(seed), model: Model::new() };
+    let mut generator =
+        Generator { random: StdRng::seed_from_u64(seed), model: Model::new(), written: VecDeque::new() };
     (0..steps).map(|_| generator.step()).collect()
 }
 
@@ -93,6 +99,8 @@ fn smaller_txns(txn: &pb::TxnRequest) -> Vec<pb::TxnRequest> {
 struct Generator {
     random: StdRng,
     model: Model,
+    /// Keys of the last puts, those of the transaction that is being made included.
+    written: VecDeque<Bytes>,
 }
 
 impl Generator {
@@ -121,9 +129,16 @@ impl Generator {
                 revision: self.compact_revision(),
                 physical: self.random.random_ratio(2, 3),
             }),
-            930..980 => Request::HashKv(pb::HashKvRequest { revision: self.revision() }),
-            980..985 => Request::Status,
-            985..988 => Request::Defragment,
+            930..980 => {
+                let kept = self.one_in(3).then_some(self.model.compacted());
+                Request::HashKv(pb::HashKvRequest { revision: kept.unwrap_or_else(|| self.revision()) })
+            }
+            980..984 => Request::Status,
+            984..986 => Request::Defragment,
+            986..989 => {
+                let (key, range_end) = everything();
+                Request::DeleteRange(pb::DeleteRangeRequest { key, range_end, prev_kv: self.random.random() })
+            }
             _ => self.fill(),
         }
     }
@@ -181,6 +196,14 @@ impl Generator {
             2 => Bytes::from(vec![b'l'; 3001]),
             3..20 => numbered(self.random.random_range(0..100)),
             _ => Bytes::from_static(HOT.choose(&mut self.random).expect("not empty")),
+        }
+    }
+
+    /// A key that was written lately, as often as not.
+    fn written_key(&mut self) -> Bytes {
+        match self.random.random_range(0..self.written.len() * 2 + 1) {
+            index if index < self.written.len() => self.written[index].clone(),
+            _ => self.key(),
         }
     }
 
@@ -248,17 +271,22 @@ impl Generator {
     // ---- messages ----
 
     fn range(&mut self) -> pb::RangeRequest {
-        let (key, range_end) = self.key_and_end();
+        let (key, range_end) = match self.random.random_range(0..6) {
+            0 => everything(),
+            1 => (self.written_key(), Bytes::new()),
+            _ => self.key_and_end(),
+        };
         let mut range = pb::RangeRequest { key, range_end, revision: self.revision(), ..Default::default() };
         range.serializable = self.random.random();
         range.count_only = self.one_in(8);
         range.keys_only = self.one_in(5);
-        if self.one_in(3) {
+        let is_filtered = self.one_in(5);
+        if self.random.random_ratio(if is_filtered { 2 } else { 1 }, 3) {
             range.limit = *[1, 2, 3, 5, 9, 10, 11, 40, 1000, -1, i64::MAX, i64::MIN]
                 .choose(&mut self.random)
                 .expect("not empty");
         }
-        if self.one_in(4) {
+        if self.one_in(3) {
             range.sort_order = self.random.random_range(0..3);
             range.sort_target = self.random.random_range(0..5);
         }
@@ -268,7 +296,7 @@ impl Generator {
         if self.one_in(40) {
             range.sort_target = *[-1, 5, i32::MIN].choose(&mut self.random).expect("not empty");
         }
-        if self.one_in(6) {
+        if is_filtered {
             for bound in [
                 &mut range.min_mod_revision,
                 &mut range.max_mod_revision,
@@ -290,6 +318,10 @@ impl Generator {
     /// Far too long values are for single puts: inside transactions they would only be slow.
     fn put(&mut self, alone: bool) -> pb::PutRequest {
         let mut put = pb::PutRequest { key: self.key(), value: self.value(), ..Default::default() };
+        self.written.push_back(put.key.clone());
+        if self.written.len() > WRITTEN_KEPT {
+            self.written.pop_front();
+        }
         put.prev_kv = self.one_in(3);
         if self.one_in(8) {
             put.ignore_value = true;
@@ -321,7 +353,11 @@ impl Generator {
 
     fn compare(&mut self) -> pb::Compare {
         let (key, range_end) = self.key_and_end();
-        let range_end = if self.one_in(4) { range_end } else { Bytes::new() };
+        let (key, range_end) = match self.random.random_range(0..4) {
+            0 => (key, range_end),
+            1 => (key, Bytes::new()),
+            _ => (self.written_key(), Bytes::new()),
+        };
         let number = match self.random.random_range(0..6) {
             0 => -1,
             1 => self.model.revision(),
@@ -381,6 +417,10 @@ impl Generator {
             })
             .collect()
     }
+}
+
+fn everything() -> (Bytes, Bytes) {
+    (Bytes::from_static(b"\0"), Bytes::from_static(b"\0"))
 }
 
 fn numbered(number: u32) -> Bytes {

@@ -23,7 +23,7 @@ use model::Model;
 use subject::{Recipe, Subject};
 
 const SEED_FIRST: u64 = 1;
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 8;
 const STEPS: u64 = 400;
 /// So often a failing history is run again to make it shorter.
 const SHRINK_RUNS_MAX: usize = 200;
