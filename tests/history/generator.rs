@@ -124,7 +124,17 @@ impl Generator {
             300..400 => Request::DeleteRange(self.delete()),
             400..560 => Request::Range(self.range()),
             560..640 => Request::RangeStream(self.range()),
-            640..890 => Request::Txn(self.txn(0)),
+            640..880 => Request::Txn(self.txn(0)),
+            // Every compare looks at the state before the transaction, also behind a write of its key.
+            880..890 => {
+                let key = self.key();
+                let compare = pb::Compare { key: key.clone(), ..self.compare() };
+                let nested = pb::TxnRequest { compare: vec![compare], ..Default::default() };
+                let put = pb::PutRequest { key, value: self.value(), ..Default::default() };
+                let ops = [Op::RequestPut(put), Op::RequestTxn(nested)];
+                let success = ops.map(|op| pb::RequestOp { request: Some(op) }).to_vec();
+                Request::Txn(pb::TxnRequest { success, ..Default::default() })
+            }
             890..930 => Request::Compact(pb::CompactionRequest {
                 revision: self.compact_revision(),
                 physical: self.random.random_ratio(2, 3),
