@@ -434,10 +434,10 @@ fn set_slot(page: &mut Page, index: usize, slot: Slot) {
     page[at..at + SLOT].copy_from_slice(&raw.to_le_bytes());
 }
 
-/// Makes an empty node.
+/// Makes an empty node of a page that holds anything; between slots and cells it still does.
 pub fn clear(page: &mut Page, kind: u8) {
     page[8] = kind;
-    page[9..].fill(0);
+    page[9..SLOTS].fill(0);
     set_u16(page, 12, PAGE_BYTES);
 }
 
@@ -489,6 +489,10 @@ fn build<'c>(page: &mut Page, kind: u8, cut: usize, cells: impl Iterator<Item = 
         }
         place(page, index, &cell, cut);
     }
+    // What was deleted shall not stay in the file for ever.
+    let node = Node::new(page);
+    let (from, to) = (SLOTS + SLOT * node.count(), node.heap());
+    page[from..to].fill(0);
 }
 
 /// Puts the prefix at the page's end; at most the first cell of an inner node is there yet.
@@ -537,15 +541,22 @@ impl<'a> Row<'a> {
         self.at(first).common(&self.at(to - 1)).min(PREFIX_MAX)
     }
 
+    /// Bytes of slot and cell, nothing of the key cut.
+    fn size(&self, index: usize) -> usize {
+        let old = match index.cmp(&self.index) {
+            Ordering::Less => index,
+            Ordering::Equal => return self.cell.size(0),
+            Ordering::Greater => index - 1,
+        };
+        let keyless = !self.node.is_leaf() && old == 0;
+        SLOT + self.node.cell_bytes(old) + if keyless { 0 } else { self.node.prefix_len() }
+    }
+
     fn fits(&self, from: usize, to: usize) -> bool {
+        let first = if self.node.is_leaf() { from } else { from + 1 };
         let cut = self.cut(from, to);
-        let mut bytes = cut;
-        for index in from..to {
-            let cell = self.at(index);
-            let keyless = !self.node.is_leaf() && index == from;
-            bytes += if keyless { SLOT + cell.front.len() } else { cell.size(cut) };
-        }
-        bytes <= ROOM
+        let keyed: usize = (first..to).map(|index| self.size(index)).sum();
+        keyed - cut * (to - first) + cut + (first - from) * (SLOT + INNER_FRONT) <= ROOM
     }
 
     fn build(&self, page: &mut Page, from: usize, to: usize) {
@@ -555,11 +566,11 @@ impl<'a> Row<'a> {
 
     /// Where to divide: near the middle of the bytes.
     fn middle(&self) -> usize {
-        let all: usize = (0..self.len()).map(|index| self.at(index).size(0)).sum();
+        let all: usize = (0..self.len()).map(|index| self.size(index)).sum();
         let mut left = 0;
         let middle = (1..self.len())
             .find(|&index| {
-                left += self.at(index - 1).size(0);
+                left += self.size(index - 1);
                 2 * left >= all
             })
             .unwrap_or(self.len() - 1);

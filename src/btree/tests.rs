@@ -491,3 +491,71 @@ fn a_file_that_was_cut_off_is_damaged() {
     let fault = Tree::open(Arc::new(disk), Path::new(FILE), Options::default()).expect_err("cut off");
     assert!(fault.to_string().contains("cut off"), "{fault}");
 }
+
+#[test]
+fn a_file_of_the_kernel_is_mapped_further_as_it_grows() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let path = place.path().join("tree");
+    let disk = || Arc::new(crate::env::real::RealDisk::new(Default::default()));
+    let mut tree = Tree::open(disk(), &path, Options::default()).expect("made");
+    let mut runs = Vec::new();
+    let mut before = Vec::new();
+    for round in 0..4u32 {
+        for part in 0..6 {
+            let place = tree.write_overflow(&run_of(1_000_000 + round * 10 + part));
+            tree.insert(
+                Table::Rev,
+                &(round * 10 + part).to_be_bytes(),
+                &[&b"@"[..], &place.to_bytes()].concat(),
+            );
+            runs.push(place);
+        }
+        checkpoint(&mut tree);
+        before.push((tree.snapshot(), runs.clone()));
+        for (snapshot, runs) in &before {
+            for run in runs {
+                assert!(snapshot.overflow(*run) == run_of(run.len));
+            }
+        }
+    }
+    assert!(tree.file_bytes() > 24_000_000, "more than one piece of the mapping");
+    drop((tree, before));
+    let tree = Tree::open(disk(), &path, Options { reserve_bytes: 1 << 30 }).expect("opens");
+    assert_eq!(tree.len(Table::Rev), 24);
+    for run in &runs {
+        assert!(tree.overflow(*run) == run_of(run.len));
+    }
+    assert_eq!(check(disk().as_ref(), &path, &owner).expect("readable").findings, Vec::new());
+}
+
+/// What stands in `tests/format/tree-1`: every kind of page, kept so for ever.
+fn entries_of_version_1() -> Model {
+    let mut entries = Model::new();
+    for number in 0..400u32 {
+        let key = format!("/registry/pods/default/pod-{number:05}").into_bytes();
+        entries.insert((Table::Kv, key), vec![b'v'; number as usize % 40]);
+        entries.insert((Table::Old, number.wrapping_mul(2_654_435_761).to_be_bytes().to_vec()), vec![1]);
+    }
+    for number in 0..6u8 {
+        entries.insert((Table::Lease, [vec![b'l'; 10_000], vec![number]].concat()), vec![number; 5]);
+    }
+    entries.insert((Table::Meta, b"applied".to_vec()), vec![0; VALUE_MAX]);
+    entries
+}
+
+#[test]
+fn a_file_of_version_1_opens_for_ever() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/format/tree-1");
+    let disk = SimDisk::new(12);
+    let stored = disk.open(Path::new(FILE), crate::env::Open::Create, false).expect("made");
+    stored.write_at(0, &std::fs::read(file).expect("it is part of the project")).expect("written");
+    file_sound(&disk);
+    let mut tree = open(&disk);
+    let run =
+        OverflowRef::from_bytes(&tree.get(Table::Rev, b"run").expect("there")[1..]).expect("a reference");
+    assert!(tree.overflow(run) == run_of(20_000));
+    assert!(tree.remove(Table::Rev, b"run"));
+    tree.free_overflow(run);
+    same(&tree, &entries_of_version_1());
+    sound(&tree);
+}

@@ -55,6 +55,8 @@ pub struct Tree {
 struct Step {
     page: u32,
     index: usize,
+    /// It is editable already.
+    owned: bool,
 }
 
 /// A state that no longer changes.
@@ -154,7 +156,7 @@ impl Tree {
         node::remove(page, step.index);
         self.free_tail(tail);
         for level in 0..self.path.len() - 1 {
-            let Step { page, index } = self.path[level];
+            let Step { page, index, .. } = self.path[level];
             let page = self.edit(page);
             let entries = Node::new(page).entries(index);
             node::set_entries(page, index, entries - 1);
@@ -370,11 +372,8 @@ impl Tree {
         self.pages.dirty.get_mut(number).expect("an owned page").page_mut()
     }
 
-    /// Makes a page editable; the number under which it is.
+    /// Makes a page editable that is not; the number under which it then is.
     fn own(&mut self, number: u32) -> u32 {
-        if self.pages.dirty.get(number).is_some() {
-            return number;
-        }
         for layer in self.pages.frozen.iter_mut().rev() {
             if let Some(buffer) = Layer::take(layer, number) {
                 self.pages.dirty.put(number, buffer);
@@ -395,14 +394,16 @@ impl Tree {
         self.path.clear();
         let mut page = self.roots[table as usize].page;
         loop {
-            let node = self.pages.node(page);
+            let dirty = self.pages.dirty.get(page);
+            let node = Node::new(dirty.map_or_else(|| self.pages.page(page), Buffer::page));
+            let owned = dirty.is_some();
             if node.is_leaf() {
                 let found = node.search(key, &self.pages);
-                self.path.push(Step { page, index: found.unwrap_or_else(|index| index) });
+                self.path.push(Step { page, index: found.unwrap_or_else(|index| index), owned });
                 return found.is_ok();
             }
             let index = node.search_child(key, &self.pages);
-            self.path.push(Step { page, index });
+            self.path.push(Step { page, index, owned });
             page = node.child(index);
         }
     }
@@ -410,16 +411,15 @@ impl Tree {
     /// Makes all pages of the path editable.
     fn own_path(&mut self, table: Table) {
         for level in 0..self.path.len() {
-            let number = self.path[level].page;
-            let owned = self.own(number);
-            if owned == number {
+            if self.path[level].owned {
                 continue;
             }
+            let owned = self.own(self.path[level].page);
             self.path[level].page = owned;
             match level.checked_sub(1) {
                 None => self.roots[table as usize].page = owned,
                 Some(above) => {
-                    let Step { page, index } = self.path[above];
+                    let Step { page, index, .. } = self.path[above];
                     node::set_child(self.edit(page), index, owned);
                 }
             }
@@ -430,7 +430,7 @@ impl Tree {
     fn put(&mut self, table: Table, cell: Cell<'_>, more: u64) {
         self.roots[table as usize].entries += more;
         let mut level = self.path.len() - 1;
-        let Step { page, index } = self.path[level];
+        let Step { page, index, .. } = self.path[level];
         let buffer = self.pages.dirty.get_mut(page).expect("an owned page");
         if !node::insert(buffer.page_mut(), index, &cell, &mut self.spare) {
             let mut pair = self.divide(level, index, &cell);
@@ -444,7 +444,7 @@ impl Tree {
                     return;
                 }
                 level -= 1;
-                let Step { page, index } = self.path[level];
+                let Step { page, index, .. } = self.path[level];
                 let page = self.pages.dirty.get_mut(page).expect("an owned page").page_mut();
                 node::set_entries(page, index, pair.entries_left);
                 if node::insert(page, index + 1, &cell, &mut self.spare) {
@@ -458,7 +458,7 @@ impl Tree {
             return;
         }
         for level in 0..level {
-            let Step { page, index } = self.path[level];
+            let Step { page, index, .. } = self.path[level];
             let page = self.edit(page);
             let entries = Node::new(page).entries(index);
             node::set_entries(page, index, entries + more);
