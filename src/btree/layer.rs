@@ -26,8 +26,9 @@ unsafe impl Sync for Block {}
 
 impl Block {
     fn layout(pages: u32) -> Layout {
-        // 16: what every allocator gives anyway; for more, some allocate the next size up.
-        Layout::from_size_align(pages as usize * PAGE_BYTES, 16).expect("a size that fits the address space")
+        // The alignment at which mimalloc gives exactly this size; for less, oddly, it takes the next size up.
+        Layout::from_size_align(pages as usize * PAGE_BYTES, 4096)
+            .expect("a size that fits the address space")
     }
 }
 
