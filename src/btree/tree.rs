@@ -67,7 +67,8 @@ struct State {
 }
 
 /// The tree as it was at one moment, for any thread, until the last clone is dropped. Until then the pages it
-/// uses are not written again, and those that were in memory stay there.
+/// uses are not written again by this tree, and those that were in memory stay there. All snapshots are dropped
+/// before the file is opened anew: the next tree does not know of them.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     state: Arc<State>,
