@@ -5,7 +5,10 @@ pub const PAGE_BYTES: usize = 8192;
 /// A value up to this length stands in the leaf itself; a longer one in overflow pages.
 pub const VALUE_INLINE_BYTES_MAX: usize = PAGE_BYTES / 4;
 /// A deletion of more keys than this logs its range instead of its keys (design 3.2).
-pub const DELETE_KEYS_LOGGED_MAX: usize = 1000;
+/// A simulator that breaks rules has few keys, and smaller limits so that they matter.
+pub const DELETE_KEYS_LOGGED_MAX: usize = if cfg!(feature = "mutations") { 3 } else { 1000 };
+/// Keys of such a deletion that are expanded in one slice: about a millisecond's work.
+pub const DELETE_KEYS_SLICE: usize = if cfg!(feature = "mutations") { 2 } else { 250 };
 /// Reads of more keys or bytes than these run off the cores.
 pub const READ_ON_CORE_KEYS_MAX: usize = 1000;
 pub const READ_ON_CORE_BYTES_MAX: usize = 1 << 20;

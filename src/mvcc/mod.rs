@@ -18,7 +18,7 @@ mod tables;
 pub use applied::{Applied, Compaction, Cursor, Position};
 pub use check::{applied, check, owned_run};
 pub use hash::{Basis, HashCache, HashWalk, KvHash};
-pub use range::{Budget, Piece, assemble, piece};
+pub use range::{Budget, Piece, Source, assemble, piece};
 pub use reader::{Reader, Revision, Revisions};
 pub use store::{Progress, Store};
 

@@ -8,9 +8,9 @@ use super::reader::Reader;
 use crate::btree::Read;
 use crate::model::limits::{READ_ON_CORE_BYTES_MAX, READ_ON_CORE_KEYS_MAX};
 use crate::model::select::{self, Selector};
-use crate::model::{KeyRange, KeyValue};
+use crate::model::{KeyRange, KeyValue, KvRef};
 use crate::proto::etcdserverpb as pb;
-use std::ops::ControlFlow::Break;
+use std::ops::ControlFlow::{self, Break};
 
 /// How much a read may look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +35,40 @@ pub struct Piece {
     pub count: u64,
 }
 
+/// Where a range is read: a shard's tables, or those with what is not applied yet laid over them.
+pub trait Source {
+    /// Every key that lives in the range at a revision (None: now), ascending, until the visitor breaks.
+    fn scan(
+        &self,
+        range: &KeyRange,
+        at: Option<i64>,
+        visit: &mut dyn FnMut(KvRef<'_>) -> ControlFlow<()>,
+    ) -> ControlFlow<()>;
+
+    /// How many there are; None if it would take a look at more than `keys_max` of them.
+    fn count_within(&self, range: &KeyRange, at: Option<i64>, keys_max: u64) -> Option<u64>;
+}
+
+impl<R: Read + ?Sized> Source for Reader<'_, R> {
+    fn scan(
+        &self,
+        range: &KeyRange,
+        at: Option<i64>,
+        visit: &mut dyn FnMut(KvRef<'_>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        Reader::scan(self, range, at, visit)
+    }
+
+    fn count_within(&self, range: &KeyRange, at: Option<i64>, keys_max: u64) -> Option<u64> {
+        Reader::count_within(self, range, at, keys_max)
+    }
+}
+
 /// The contribution of a shard: `range` is the part of the requested range that lies in it, `at` the revision to
 /// read (None: the newest versions). Without `count` the range is not counted. None: the budget does not suffice;
 /// ask again with a larger one where that disturbs nobody.
-pub fn piece<R: Read + ?Sized>(
-    reader: Reader<'_, R>,
+pub fn piece(
+    source: impl Source,
     request: &pb::RangeRequest,
     range: &KeyRange,
     at: Option<i64>,
@@ -53,7 +82,7 @@ pub fn piece<R: Read + ?Sized>(
         let values = select::values(request);
         let mut looked = 0;
         let mut exhausted = false;
-        let whole = reader.scan(range, at, &mut |kv| {
+        let whole = source.scan(range, at, &mut |kv| {
             let bytes = kv.key.len() + if values { kv.value.len() } else { 0 };
             match (left.keys.checked_sub(1), left.bytes.checked_sub(bytes as u64)) {
                 (Some(keys), Some(bytes)) => left = Budget { keys, bytes },
@@ -73,7 +102,7 @@ pub fn piece<R: Read + ?Sized>(
     let count = match (count, seen) {
         (false, _) => 0,
         (true, Some(seen)) => seen,
-        (true, None) => reader.count_within(range, at, left.keys)?,
+        (true, None) => source.count_within(range, at, left.keys)?,
     };
     Some(Piece { candidates: selector.into_candidates(), count })
 }

@@ -22,7 +22,7 @@ use crate::raft::{Body, Payload};
 use crate::shard::evaluate;
 use crate::shard::gather::{self, Gathered, GatheredPiece, Needs};
 use crate::shard::view::View;
-use crate::shard::{Frozen, Origin, Shard};
+use crate::shard::{Frozen, Origin, Read, Shard};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +88,8 @@ struct Unit {
     checkpoint_entry: u64,
     /// Requests that wait until the tree has room again.
     backlog: VecDeque<(Origin, Request)>,
+    /// Reads that wait until a long deletion is applied.
+    later: Vec<Message>,
     removed: i64,
 }
 
@@ -185,6 +187,7 @@ impl Core {
                 checkpoint_v: shard.store().applied().revision,
                 checkpoint_entry: shard.store().applied().position.entry,
                 backlog: VecDeque::new(),
+                later: Vec::new(),
                 removed: -1,
                 shard,
                 group,
@@ -414,25 +417,6 @@ impl Core {
         if left == 0 { self.range_complete(read) } else { Ok(()) }
     }
 
-    fn read_here(
-        &mut self,
-        shard: ShardId,
-        request: &pb::RangeRequest,
-        range: &KeyRange,
-        v: i64,
-        count: bool,
-    ) -> Result<Result<PieceRead, Rejection>, Fault> {
-        let shard = &mut self.unit(shard)?.shard;
-        Ok(match shard.read(request, range, v, count)? {
-            Err(rejection) => Err(rejection),
-            Ok(Some(piece)) => Ok(PieceRead::Here(piece)),
-            Ok(None) => match shard.revision_read(request, v) {
-                Err(rejection) => Err(rejection),
-                Ok(at) => Ok(PieceRead::Elsewhere(shard.snapshot(v)?, at)),
-            },
-        })
-    }
-
     fn piece(&mut self, read: u64, index: usize, piece: Result<PieceRead, Rejection>) -> Result<(), Fault> {
         let Some(range_read) = self.reads.get_mut(&read) else {
             return Err(Fault::Broken(format!("a piece of read {read}, which is over")));
@@ -492,7 +476,8 @@ impl Core {
             self.answer(token, Err(Rejection::FutureRev));
             return Ok(());
         }
-        if revision < self.compacted {
+        // A negative revision hashes nothing and is never too old, as in etcd.
+        if (0..self.compacted).contains(&revision) {
             self.answer(token, Err(Rejection::Compacted));
             return Ok(());
         }
@@ -731,7 +716,16 @@ impl Core {
                 Ok(())
             }
             Message::Read { shard, origin, index, request, range, v, count } => {
-                let piece = self.read_here(shard, &request, &range, v, count)?;
+                let piece = match self.unit(shard)?.shard.read(&request, &range, v, count)? {
+                    Read::Piece(piece) => Ok(PieceRead::Here(piece)),
+                    Read::Elsewhere(snapshot, at) => Ok(PieceRead::Elsewhere(snapshot, at)),
+                    Read::Rejected(rejection) => Err(rejection),
+                    Read::Later => {
+                        let again = Message::Read { shard, origin, index, request, range, v, count };
+                        self.unit(shard)?.later.push(again);
+                        return Ok(());
+                    }
+                };
                 self.send(origin.core, Message::Piece { token: origin.token, index, piece })
             }
             Message::Piece { token, index, piece } => self.piece(token, index, piece),
@@ -753,8 +747,16 @@ impl Core {
             Message::Thaw { shard, change } => self.thaw(shard, change),
             Message::Visible => Ok(()),
             Message::Pin { shard, origin, v } => {
-                let snapshot = self.unit(shard)?.shard.snapshot(v)?;
-                self.send(origin.core, Message::Pinned { shard, token: origin.token, snapshot })
+                let unit = self.unit(shard)?;
+                match unit.shard.snapshot(v)? {
+                    Some(snapshot) => {
+                        self.send(origin.core, Message::Pinned { shard, token: origin.token, snapshot })
+                    }
+                    None => {
+                        unit.later.push(Message::Pin { shard, origin, v });
+                        Ok(())
+                    }
+                }
             }
             Message::Pinned { shard, token, snapshot } => self.survey_step(token, |survey| match survey {
                 Survey::Pins { snapshots, left, .. } => {
@@ -964,7 +966,7 @@ impl Core {
                 self.answer(token, answer);
             }
             self.send_answers();
-            let wants = self.units.iter().filter_map(|unit| unit.shard.wants());
+            let wants = self.units.iter().filter_map(|unit| unit.shard.wants(v));
             let wants = wants.chain(self.waiting.keys().next().map(|(revision, _)| *revision)).min();
             if !reign.want(self.me, wants) {
                 return Ok(());
@@ -1003,6 +1005,9 @@ impl Core {
             Some((epoch, false)) if is_cut && unit.awaited == Some(Awaited::Cut(epoch)) => {
                 unit.awaited = None;
                 unit.shard.release(None)?;
+                while unit.shard.is_expanding() {
+                    unit.shard.expand(None)?;
+                }
                 self.send_to_control(Message::CutApplied { epoch, shard });
             }
             _ => {}
@@ -1029,10 +1034,25 @@ impl Core {
         let Some(reign) = self.reign.clone() else { return Ok(()) };
         let v = reign.watermark.visible();
         for index in 0..self.units.len() {
+            self.expand(index, v)?;
             self.compact_slice(index, v)?;
             self.tick_unit(index, now, v)?;
         }
         self.tick_stop(v);
+        Ok(())
+    }
+
+    /// A slice of a long deletion; when it is done, the reads that waited for it.
+    fn expand(&mut self, index: usize, v: i64) -> Result<(), Fault> {
+        let unit = &mut self.units[index];
+        if unit.shard.is_expanding() {
+            unit.shard.expand(Some(v))?;
+        }
+        if !unit.shard.is_expanding() {
+            for message in std::mem::take(&mut unit.later) {
+                self.message(message)?;
+            }
+        }
         Ok(())
     }
 
@@ -1084,7 +1104,10 @@ impl Core {
     /// Says so once everything that was asked to be made durable is.
     fn tick_stop(&mut self, v: i64) {
         let settled = self.units.iter().all(|unit| {
-            !unit.checkpointing && unit.shard.store().tree().dirty_bytes() == 0 && unit.group.is_quiet()
+            !unit.checkpointing
+                && !unit.shard.is_expanding()
+                && unit.shard.store().tree().dirty_bytes() == 0
+                && unit.group.is_quiet()
         });
         if !settled {
             return;

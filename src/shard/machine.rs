@@ -15,15 +15,17 @@
 use super::evaluate::{self, Changes, Outcome};
 use super::gather::{self, GatheredPiece, Needs};
 use super::overlay::{Latest, Overlay};
-use crate::btree::Tree;
+use super::view::View;
+use crate::btree::{Snapshot, Tree};
 use crate::coordinator::Reign;
-use crate::model::limits::{BATCH_BYTES_MAX, OVERLAY_BYTES_MAX, REVISIONS_IN_FLIGHT_MAX};
+use crate::model::limits::{BATCH_BYTES_MAX, DELETE_KEYS_SLICE, OVERLAY_BYTES_MAX, REVISIONS_IN_FLIGHT_MAX};
 use crate::model::record::Parts;
-use crate::model::{Answer, CoreId, Epoch, Fault, KeyRange, Record, Rejection, Request, Rev, ShardId};
-use crate::mvcc::{self, Budget, Piece, Reader, Store};
+use crate::model::{Answer, CoreId, Epoch, Fault, KeyRange, KvRef, Record, Rejection, Request, Rev, ShardId};
+use crate::mvcc::{self, Budget, Piece, Progress, Reader, Source, Store};
 use crate::proto::etcdserverpb as pb;
 use crate::raft::{Body, Payload};
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Where a request came in: the core, and its number there. The answer goes back to it.
@@ -61,6 +63,15 @@ struct Pending {
     step: Step,
 }
 
+impl Pending {
+    fn revision(&self) -> Option<i64> {
+        match &self.step {
+            Step::Record { record, .. } => Some(record.rev),
+            Step::Cut { .. } | Step::Other => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Step {
     Record {
@@ -96,6 +107,40 @@ pub struct Recovery {
     /// The highest fence in the log: above the barrier's epoch, the reign is deposed (case M3).
     pub fence: Epoch,
     pub compacted: i64,
+}
+
+/// What came of a read.
+#[derive(Debug)]
+pub enum Read {
+    Piece(Piece),
+    /// Too much for a core: the pinned root and the revision to read in it (None: its newest state).
+    Elsewhere(Snapshot, Option<i64>),
+    /// Too much for a core while a long range is being deleted: ask again after `expand`.
+    Later,
+    Rejected(Rejection),
+}
+
+/// The tree and what is logged over it, as a source of ranges.
+struct Behind<'a>(Latest<'a, Reader<'a, Tree>>);
+
+impl Source for Behind<'_> {
+    fn scan(
+        &self,
+        range: &KeyRange,
+        at: Option<i64>,
+        visit: &mut dyn FnMut(KvRef<'_>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let mut flow = ControlFlow::Continue(());
+        self.0.scan(range, at, &mut |kv| {
+            flow = visit(kv);
+            flow
+        });
+        flow
+    }
+
+    fn count_within(&self, range: &KeyRange, at: Option<i64>, _keys_max: u64) -> Option<u64> {
+        Some(self.0.count(range, at))
+    }
 }
 
 /// An answer on its way to who asked.
@@ -415,13 +460,10 @@ impl Shard {
 
     // ---- what is visible ----------------------------------------------------------------------------------
 
-    /// The smallest revision whose visibility would let this shard do something.
-    pub fn wants(&self) -> Option<i64> {
+    /// The smallest revision above `v` whose visibility would let this shard do something.
+    pub fn wants(&self, v: i64) -> Option<i64> {
         let answer = self.waiters.front().map(|(revision, _)| *revision);
-        let apply = self.pending.iter().find_map(|pending| match &pending.step {
-            Step::Record { record, .. } => Some(record.rev),
-            _ => None,
-        });
+        let apply = self.pending.iter().filter_map(Pending::revision).find(|revision| *revision > v);
         match (answer, apply) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -438,40 +480,72 @@ impl Shard {
     }
 
     /// Applies pending records in the order of the log, as far as they are released: by a V of their own epoch,
-    /// or by a later Cut (Z1). Without a V only a Cut releases.
+    /// or by a later Cut (Z1). Without a V only a Cut releases. Stops behind the first slice of a record that
+    /// deletes a long range; `expand` goes on with it, and until it is done what follows waits in the overlay.
     pub fn release(&mut self, v: Option<i64>) -> Result<(), Fault> {
-        let mine = self.reign.as_ref().map(|reign| reign.epoch);
-        while let Some(front) = self.pending.front() {
-            let stands = match &front.step {
-                Step::Record { record, verdict, .. } => match verdict {
-                    Some(verdict) => *verdict == Verdict::Stands,
-                    None if Some(front.epoch) == mine && v.is_some_and(|v| record.rev <= v) => true,
-                    None => break,
-                },
-                Step::Cut { .. } | Step::Other => false,
-            };
-            let Some(pending) = self.pending.pop_front() else { break };
-            self.pass(pending, stands, mine)?;
-        }
+        while !self.is_expanding() && self.release_one(v)? {}
         if let Some(v) = v {
             let applied = self.store.applied_mut();
             applied.known_v = applied.known_v.max(v);
-            if self.undelivered.front().is_none_or(|first| *first > v) {
+            let next = self.pending.iter().find_map(Pending::revision);
+            if next.is_none_or(|next| next > v) {
                 applied.revision = applied.revision.max(v);
             }
         }
         Ok(())
     }
 
-    /// Moves the position over one piece of the log, applying it if it stands.
-    fn pass(&mut self, pending: Pending, stands: bool, mine: Option<Epoch>) -> Result<(), Fault> {
+    /// Whether a record that deletes a long range is applied in part.
+    pub fn is_expanding(&self) -> bool {
+        self.store.applied().position.cursor.is_some()
+    }
+
+    /// One more slice of the record that is applied in part, and what waited behind it if that ends it.
+    pub fn expand(&mut self, v: Option<i64>) -> Result<(), Fault> {
+        if self.is_expanding() {
+            self.release_one(v)?;
+        }
+        self.release(v)
+    }
+
+    /// Passes the first pending piece of the log, or a slice of it, if it is released.
+    fn release_one(&mut self, v: Option<i64>) -> Result<bool, Fault> {
+        let mine = self.reign.as_ref().map(|reign| reign.epoch);
+        let Some(front) = self.pending.front() else { return Ok(false) };
+        let stands = match &front.step {
+            Step::Record { record, verdict, .. } => match verdict {
+                Some(verdict) => *verdict == Verdict::Stands,
+                None if Some(front.epoch) == mine && v.is_some_and(|v| record.rev <= v) => true,
+                None => return Ok(false),
+            },
+            Step::Cut { .. } | Step::Other => false,
+        };
+        let Some(pending) = self.pending.pop_front() else { return Ok(false) };
+        if let Some(unfinished) = self.pass(pending, stands, mine)? {
+            self.pending.push_front(unfinished);
+        }
+        Ok(true)
+    }
+
+    /// Moves the position over one piece of the log, applying it if it stands. Returns it if only a slice of it
+    /// was applied.
+    fn pass(
+        &mut self,
+        pending: Pending,
+        stands: bool,
+        mine: Option<Epoch>,
+    ) -> Result<Option<Pending>, Fault> {
         let Pending { index, term, epoch, step } = pending;
         let mut complete = true;
         match step {
-            Step::Record { record, number, last, .. } => {
+            Step::Record { record, number, last, verdict } => {
                 if stands && !self.was_applied(index, number, &record) {
-                    self.store.apply(&record)?;
                     self.last_applied = record.rev;
+                    if self.store.apply_slice(&record, DELETE_KEYS_SLICE)? == Progress::More {
+                        self.applied_in_part(&record);
+                        let step = Step::Record { record, number, last, verdict };
+                        return Ok(Some(Pending { index, term, epoch, step }));
+                    }
                 }
                 if Some(epoch) == mine {
                     self.overlay.applied_through(&record);
@@ -498,7 +572,15 @@ impl Shard {
             applied.position.record = 0;
             applied.term = term;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// The overlay forgets what of the record stands in the tree already.
+    fn applied_in_part(&mut self, record: &Record) {
+        let cursor = self.store.applied().position.cursor;
+        if let Some(change) = cursor.and_then(|cursor| record.changes.get(cursor.change as usize)) {
+            self.overlay.applied(Rev::new(record.rev, change.first_sub()));
+        }
     }
 
     /// Whether a checkpoint holds this record already, by its position: the first records of the entry after the
@@ -515,37 +597,39 @@ impl Shard {
 
     // ---- reads --------------------------------------------------------------------------------------------
 
-    /// The shard's piece of a Range that reads at `v`, or at the older revision that the request names. None: too
-    /// much for a core; ask `snapshot`.
+    /// The shard's piece of a Range that reads at `v`, or at the older revision that the request names.
     pub fn read(
         &mut self,
         request: &pb::RangeRequest,
         range: &KeyRange,
         v: i64,
         count: bool,
-    ) -> Result<Result<Option<Piece>, Rejection>, Fault> {
+    ) -> Result<Read, Fault> {
         self.release(Some(v))?;
-        let at = match self.revision_read(request, v) {
-            Ok(at) => at,
-            Err(rejection) => return Ok(Err(rejection)),
-        };
-        Ok(Ok(mvcc::piece(self.store.reader(), request, range, at, count, Budget::ON_CORE)))
-    }
-
-    /// The revision to read in the tree; None: its newest state is the one asked for. Compaction may have passed
-    /// the revision since the request took its V (case S18).
-    pub fn revision_read(&self, request: &pb::RangeRequest, v: i64) -> Result<Option<i64>, Rejection> {
         let at = if request.revision > 0 { request.revision } else { v };
+        // Compaction may have passed the revision since the request took its V (case S18).
         if at < self.compacted {
-            return Err(Rejection::Compacted);
+            return Ok(Read::Rejected(Rejection::Compacted));
         }
-        Ok((self.last_applied > at).then_some(at))
+        if self.is_expanding() {
+            // The tree is somewhere inside a revision; with the overlay it is everything up to `at`.
+            let base = self.store.reader();
+            let behind = Behind(self.latest(&base, v));
+            let piece = mvcc::piece(behind, request, range, Some(at), count, Budget::ON_CORE);
+            return Ok(piece.map_or(Read::Later, Read::Piece));
+        }
+        let at = (self.last_applied > at).then_some(at);
+        Ok(match mvcc::piece(self.store.reader(), request, range, at, count, Budget::ON_CORE) {
+            Some(piece) => Read::Piece(piece),
+            None => Read::Elsewhere(self.store.snapshot(), at),
+        })
     }
 
-    /// The tree as it is, for readers on other threads; holds everything up to `v`.
-    pub fn snapshot(&mut self, v: i64) -> Result<crate::btree::Snapshot, Fault> {
+    /// The tree as it is, for readers on other threads; holds everything up to `v`. None: not yet, a long range
+    /// is being deleted; ask again after `expand`.
+    pub fn snapshot(&mut self, v: i64) -> Result<Option<Snapshot>, Fault> {
         self.release(Some(v))?;
-        Ok(self.store.snapshot())
+        Ok((!self.is_expanding()).then(|| self.store.snapshot()))
     }
 
     // ---- compaction ---------------------------------------------------------------------------------------

@@ -8,4 +8,4 @@ pub mod overlay;
 mod testing;
 pub mod view;
 
-pub use machine::{Answered, ChangeId, Frozen, Origin, Recovery, Shard};
+pub use machine::{Answered, ChangeId, Frozen, Origin, Read, Recovery, Shard};
