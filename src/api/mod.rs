@@ -3,6 +3,7 @@
 
 pub mod cluster;
 pub mod health;
+pub mod http;
 pub mod kv;
 pub mod maintenance;
 pub mod node;
@@ -11,7 +12,6 @@ pub mod status;
 pub mod transport;
 pub mod unimplemented;
 pub mod validate;
-pub mod version;
 
 pub use node::{Limits, Node};
 pub use services::Services;

@@ -20,7 +20,9 @@ fn main() -> ExitCode {
         }
         Ok(Action::Serve(config, notices)) => {
             logging::start(config.log_level, config.log_format);
-            notices.iter().for_each(logging::notice);
+            for notice in &notices {
+                logging::notice(config.log_level, config.log_format, notice);
+            }
             match server::run(&config) {
                 Ok(signal) => signals::end_by(signal),
                 Err(fault) => failed(config.log_format, &fault),

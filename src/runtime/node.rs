@@ -16,6 +16,7 @@ use super::job::{Job, Lane};
 use super::mailbox::{Outbox, Received, Receiver, Sender, ThreadReceiver, block_on, mailbox, thread_mailbox};
 use super::message::{Effect, Message};
 use super::worker::{Crew, Desk, Turns};
+use crate::metrics::Metrics;
 use crate::model::{Answer, CoreId, Fault, Rejection, Request, ShardId};
 use futures::channel::oneshot;
 use std::cell::RefCell;
@@ -46,6 +47,7 @@ struct Lanes {
     logs: BTreeMap<ShardId, Desk>,
     helpers: Desk,
     watch: Arc<dyn Watch>,
+    metrics: Arc<Metrics>,
 }
 
 impl Lanes {
@@ -55,14 +57,20 @@ impl Lanes {
             Lane::Log(shard) => &self.logs[&shard],
             Lane::Helper => &self.helpers,
         };
-        let watch = self.watch.clone();
+        let (watch, metrics) = (self.watch.clone(), self.metrics.clone());
         let work = move || {
+            let began = Instant::now();
             loop {
                 match job.step() {
                     Ok(false) => {}
                     Ok(true) => break,
                     Err(fault) => watch.fault(fault),
                 }
+            }
+            match &job {
+                Job::Flush { .. } => metrics.flushed(began.elapsed()),
+                Job::Checkpoint { .. } => metrics.checkpointed(began.elapsed()),
+                Job::Segment { .. } | Job::Read(_) | Job::Hash(_) => {}
             }
             deliver(&owner, Message::Done(job));
         };
@@ -114,12 +122,18 @@ impl Parts {
             crews.push(crew);
         }
         let helpers = crew("helper", HELPERS, Turns::HELPER)?;
-        let lanes = Lanes { logs, helpers: helpers.desk(), watch };
+        let metrics = Arc::new(Metrics::new(cores));
+        let lanes = Lanes { logs, helpers: helpers.desk(), watch, metrics };
         crews.push(helpers);
         let (senders, cores) = (0..cores).map(|_| mailbox(MAILBOX_MESSAGES)).unzip();
         let (control_sender, control) = thread_mailbox(MAILBOX_MESSAGES);
         let parts = Parts { lanes, crews, cores: senders, control: control_sender, began: Instant::now() };
         Ok((parts, Mail { cores, control }))
+    }
+
+    /// What the node counts of itself.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.lanes.metrics
     }
 
     fn address(&self, to: CoreId) -> &Sender<Message> {
@@ -235,7 +249,13 @@ struct Shell {
 #[derive(Default)]
 struct Waiting {
     last: u64,
-    senders: BTreeMap<u64, oneshot::Sender<Answer>>,
+    askers: BTreeMap<u64, Asker>,
+}
+
+struct Asker {
+    /// As `Metrics::asked` said.
+    change: bool,
+    sender: oneshot::Sender<Answer>,
 }
 
 impl Shell {
@@ -255,11 +275,12 @@ impl Shell {
     /// The answer comes from the pump, or at once where the core alone can give it.
     fn ask(&self, request: Request) -> oneshot::Receiver<Answer> {
         let (sender, receiver) = oneshot::channel();
+        let change = self.parts.metrics().asked(self.me, &request);
         let token = {
             let mut waiting = self.waiting.borrow_mut();
             waiting.last += 1;
             let token = waiting.last;
-            waiting.senders.insert(token, sender);
+            waiting.askers.insert(token, Asker { change, sender });
             token
         };
         self.step(|core| core.request(token, request));
@@ -328,9 +349,10 @@ impl Shell {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Answer(token, answer) => {
-                    // Nobody waits any more for a request that was cancelled.
-                    if let Some(sender) = self.waiting.borrow_mut().senders.remove(&token) {
-                        let _ = sender.send(answer);
+                    if let Some(asker) = self.waiting.borrow_mut().askers.remove(&token) {
+                        self.parts.metrics().answered(self.me, asker.change, &answer);
+                        // Nobody waits any more for a request that was cancelled.
+                        let _ = asker.sender.send(answer);
                     }
                 }
                 Effect::Send(to, message) => self.outboxes.borrow_mut()[to as usize].push(message),

@@ -20,25 +20,27 @@ pub fn start(level: LogLevel, format: LogFormat) {
 }
 
 /// A line about the configuration. The names of its fields are data, which the macros cannot take.
-pub fn notice(notice: &Notice) {
-    let fields: Vec<String> = notice.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let fields = fields.join(" ");
-    match notice.warn {
-        true => tracing::warn!(fields, "{}", notice.message),
-        false => tracing::info!(fields, "{}", notice.message),
+pub fn notice(level: LogLevel, format: LogFormat, notice: &Notice) {
+    let at = if notice.warn { LogLevel::Warn } else { LogLevel::Info };
+    if level <= at {
+        let name = if notice.warn { "warn" } else { "info" };
+        to_stderr(&line(name, notice.message, &notice.fields).render(format, SystemTime::now()));
     }
 }
 
 /// The line that says why the process ends; written whatever the level, and before logging was started too.
 pub fn fatal(format: LogFormat, message: &str, fields: &[(&'static str, String)]) {
-    let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), quoted(value))).collect();
-    let line = Line {
-        level: "fatal",
+    to_stderr(&line("fatal", message, fields).render(format, SystemTime::now()));
+}
+
+/// A line of this module's own.
+fn line(level: &'static str, message: &str, fields: &[(&'static str, String)]) -> Line {
+    Line {
+        level,
         caller: caller(Some(file!()), Some(line!())),
         message: message.into(),
-        fields,
-    };
-    to_stderr(&line.render(format, SystemTime::now()));
+        fields: fields.iter().map(|(name, value)| ((*name).to_owned(), quoted(value))).collect(),
+    }
 }
 
 fn to_stderr(line: &str) {
@@ -249,6 +251,15 @@ mod tests {
         );
         let parsed: serde_json::Value = serde_json::from_str(line).unwrap();
         assert!(parsed["caller"].as_str().unwrap().starts_with("server/logging.rs:"), "{line}");
+    }
+
+    #[test]
+    fn fields_whose_names_are_data_are_fields_of_the_line() {
+        let fields = [("flag", "--\"x\"".to_owned()), ("environment", "ETCD_X=1".to_owned())];
+        let text = line("warn", "has no effect yet", &fields).render(LogFormat::Json, UNIX_EPOCH);
+        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&parsed["level"], &parsed["flag"]), (&"warn".into(), &"--\"x\"".into()));
+        assert!(text.ends_with("\"environment\":\"ETCD_X=1\"}\n"), "{text}");
     }
 
     #[test]

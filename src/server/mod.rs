@@ -11,9 +11,10 @@ pub mod signals;
 
 use crate::api::transport::deal::{Acceptor, Arrivals, Dealer, bind};
 use crate::api::transport::{Handler, Inbound, Server, Settings};
-use crate::api::{self, Limits, Services, version};
+use crate::api::{self, Limits, Services, http};
 use crate::config::{self, Config, LogFormat};
 use crate::env::real::{self, RealDisk};
+use crate::metrics::Metrics;
 use crate::model::limits::LOG_SEGMENT_BYTES;
 use crate::model::{Answer, Fault, Request, ShardId};
 use crate::raft::Birth;
@@ -66,9 +67,10 @@ pub fn run(config: &Config) -> Result<i32, Fault> {
         let (release, released) = oneshot::channel::<()>();
         releases.push(release);
         let (config, drained, member_id) = (config.clone(), drained.clone(), identity.member_id);
+        let metrics = parts.metrics().clone();
         let serve = move || -> LocalBoxFuture<'static, ()> {
             Box::pin(async move {
-                serve(&config, member_id, arrivals).await;
+                serve(&config, member_id, metrics, arrivals).await;
                 drop(drained);
                 // The machine goes on until its data is where it belongs.
                 let _ = released.await;
@@ -84,6 +86,7 @@ pub fn run(config: &Config) -> Result<i32, Fault> {
         }
     })?;
 
+    parts.metrics().set_pokes(cores.pokes());
     let (serving, served) = std::sync::mpsc::channel();
     let control_thread = {
         let (parts, stop) = (parts.clone(), stop.clone());
@@ -251,18 +254,21 @@ impl api::Node for Here {
 }
 
 /// Serves the connections of one core until no more come and those that were have ended.
-async fn serve(config: &Config, member_id: u64, arrivals: Arrivals) {
+async fn serve(config: &Config, member_id: u64, metrics: Arc<Metrics>, arrivals: Arrivals) {
     let limits =
         Limits { max_request_bytes: config.max_request_bytes, max_txn_ops: config.max_txn_ops, member_id };
     let settings = Settings { streams_max: config.max_concurrent_streams, ..Settings::default() };
     let services = Services::new(Here, limits);
-    let grpc: Handler = Rc::new(move |request: http::Request<Inbound>| {
+    let grpc: Handler = Rc::new(move |request: ::http::Request<Inbound>| {
         let mut services = services.clone();
         Box::pin(async move { services.call(request).await })
     });
-    let plain: Handler = Rc::new(|request: http::Request<Inbound>| {
-        let answer = version::answer(request.method(), request.uri().path());
-        Box::pin(async move { answer.map(|body| tonic::body::Body::new(http_body_util::Full::new(body))) })
+    let plain: Handler = Rc::new(move |request: ::http::Request<Inbound>| {
+        let metrics = metrics.clone();
+        Box::pin(async move {
+            let answer = http::answer(&Here, &metrics, request.method(), request.uri().path()).await;
+            answer.map(|body| tonic::body::Body::new(http_body_util::Full::new(body)))
+        })
     });
     let server = Server::new(settings, grpc, plain);
     server.clone().run(arrivals).await;
