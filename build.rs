@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_client(true)
         .build_transport(false)
         .bytes(".")
+        .codec_path("crate::proto::Codec")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -5,6 +5,42 @@
 
 #![allow(clippy::all, clippy::pedantic)]
 
+use prost::Message;
+use std::marker::PhantomData;
+use tonic::codec::BufferSettings;
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+/// prost with small buffers: the library's 8 KiB for each message of each call cost more than the messages.
+#[derive(Debug)]
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+const BUFFERS: fn() -> BufferSettings = || BufferSettings::new(512, 32 << 10);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Codec(PhantomData)
+    }
+}
+
+impl<T, U> tonic::codec::Codec for Codec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = ProstDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::raw_encoder(BUFFERS())
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstCodec::<T, U>::raw_decoder(BUFFERS())
+    }
+}
+
 pub mod authpb {
     include!(concat!(env!("OUT_DIR"), "/authpb.rs"));
 }

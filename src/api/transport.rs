@@ -38,7 +38,7 @@ use tonic::body::Body;
 use self::deal::{Arrivals, Connection};
 pub use self::reply::Inbound;
 use self::reply::{Passage, Pressure, Reply};
-use self::socket::{Clock, Socket, Tasks};
+use self::socket::{Clock, Outgoing, Socket, Tasks};
 use crate::runtime::executor::{Signal, sleep, spawn};
 
 /// Answers a request. Called on the core's own thread; need not be `Send`.
@@ -239,8 +239,9 @@ impl Server {
                 .keep_alive_interval(self.settings.keepalive_interval)
                 .keep_alive_timeout(self.settings.keepalive_timeout);
         }
+        let outgoing = socket.outgoing();
         let connection = builder.serve_connection(socket, service);
-        self.see_through(connection, |connection| connection.graceful_shutdown()).await
+        self.see_through(connection, &outgoing, |connection| connection.graceful_shutdown()).await
     }
 
     async fn converse_http1(&self, socket: Socket, peer: SocketAddr) -> hyper::Result<()> {
@@ -255,26 +256,38 @@ impl Server {
                 Ok::<_, Infallible>(response.map(|body| Reply::new(body, passage, None)))
             }
         });
+        let outgoing = socket.outgoing();
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(Clock)
             .header_read_timeout(self.settings.handshake_timeout)
             .serve_connection(socket, service);
-        self.see_through(connection, |connection| connection.graceful_shutdown()).await
+        self.see_through(connection, &outgoing, |connection| connection.graceful_shutdown()).await
     }
 
-    /// Polls a connection to its end and says goodbye once when the core drains.
+    /// Polls a connection to its end, sends what each poll wrote, and says goodbye once when the core drains.
     async fn see_through<C: Future<Output = hyper::Result<()>>>(
         &self,
         connection: C,
+        outgoing: &Outgoing,
         goodbye: impl Fn(Pin<&mut C>),
     ) -> hyper::Result<()> {
         let mut connection = pin!(connection);
-        let mut said = false;
+        let (mut said, mut ended) = (false, None);
         std::future::poll_fn(|context: &mut Context<'_>| {
-            if self.phase.get() != Phase::Serving && !std::mem::replace(&mut said, true) {
+            if ended.is_none() && self.phase.get() != Phase::Serving && !std::mem::replace(&mut said, true) {
                 goodbye(connection.as_mut());
             }
-            connection.as_mut().poll(context)
+            if ended.is_none()
+                && let Poll::Ready(result) = connection.as_mut().poll(context)
+            {
+                ended = Some(result);
+            }
+            // Pending: woken when the socket takes more. An error: the connection learns of it with its next read.
+            let sent = outgoing.poll_send(context);
+            if ended.is_some() && sent.is_pending() {
+                return Poll::Pending;
+            }
+            ended.take().map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }

@@ -27,6 +27,7 @@ use futures::future::LocalBoxFuture;
 use glommio::{LocalExecutor, LocalExecutorBuilder, Placement, PoolPlacement};
 
 use super::watchdog::{Pulse, Watchdog};
+use super::worker::{Turns, take_turns};
 use crate::model::Fault;
 
 /// Memory that an executor registers with its ring for direct I/O. Files are not read or written through this
@@ -154,6 +155,7 @@ fn run(
     pulse: &Arc<Pulse>,
     on_end: &dyn Fn(usize, &Result<(), Fault>),
 ) -> Result<(), Fault> {
+    take_turns(Turns::CORE);
     let ended = catch_unwind(AssertUnwindSafe(|| {
         executor.run(async {
             pulse.beat();

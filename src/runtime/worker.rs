@@ -32,6 +32,8 @@ pub struct Turns {
 impl Turns {
     /// A log thread: without the short slice a flush waits for a scheduler's whole slice on a busy CPU.
     pub const LOG: Turns = Turns { slice: Some(Duration::from_micros(100)), nice: 0 };
+    /// A core, and control: what they answer waits for their turn as a flush does.
+    pub const CORE: Turns = Turns { slice: Some(Duration::from_micros(100)), nice: 0 };
     /// A helper: checkpoints and big reads take what the cores leave.
     pub const HELPER: Turns = Turns { slice: None, nice: 5 };
 }

@@ -20,6 +20,7 @@ use crate::model::{Answer, Fault, Request, ShardId};
 use crate::raft::Birth;
 use crate::router::RangeMap;
 use crate::runtime::node::{self, Parts, Watch};
+use crate::runtime::worker::{self, Turns};
 use crate::runtime::{Control, Core, Home, Identity, Pace, executor};
 use crate::{btree, wal};
 use futures::channel::oneshot;
@@ -93,6 +94,7 @@ pub fn run(config: &Config) -> Result<i32, Fault> {
         std::thread::Builder::new()
             .name("control".into())
             .spawn(move || {
+                worker::take_turns(Turns::CORE);
                 let serving = || {
                     // The starter waits for this and for nothing else.
                     let _ = serving.send(());

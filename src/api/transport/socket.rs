@@ -1,13 +1,15 @@
 //! The glue between hyper and the executor: a socket, a timer, and where tasks are spawned.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::fd::{FromRawFd, IntoRawFd};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use futures::{AsyncRead, AsyncReadExt, AsyncWrite};
+use futures::{AsyncRead, AsyncWrite};
 use glommio::net::TcpStream;
 use hyper::rt::ReadBufCursor;
 
@@ -16,8 +18,8 @@ use crate::runtime::executor::{self, Sleep};
 
 /// What every HTTP/2 client says first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Slices that one vectored write takes: an answer is two or three, and a connection gathers many.
-const SLICES_MAX: usize = 64;
+/// Bytes of answers that are gathered before the socket is asked to take some.
+const GATHERED_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Speaks {
@@ -25,9 +27,56 @@ pub(super) enum Speaks {
     Http2,
 }
 
+/// The sending side of a connection: what hyper writes in one turn is gathered and leaves together. HTTP/2 framing
+/// flushes after every answer of more than a few hundred bytes, which would be a system call for each.
+pub(super) struct Outgoing {
+    stream: RefCell<TcpStream>,
+    gathered: RefCell<Gathered>,
+}
+
+#[derive(Default)]
+struct Gathered {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outgoing {
+    /// Sends what was gathered. Pending: the task is woken when the socket takes more.
+    pub(super) fn poll_send(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut gathered = self.gathered.borrow_mut();
+        while gathered.sent < gathered.bytes.len() {
+            let rest = &gathered.bytes[gathered.sent..];
+            let sent = std::task::ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_write(context, rest))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            gathered.sent += sent;
+        }
+        // An idle connection holds no buffer.
+        *gathered = Gathered::default();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Makes room and takes as much as fits.
+    fn poll_gather(&self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.gathered.borrow().bytes.len() >= GATHERED_BYTES_MAX {
+            std::task::ready!(self.poll_send(context))?;
+        }
+        let mut gathered = self.gathered.borrow_mut();
+        let mut room = GATHERED_BYTES_MAX - gathered.bytes.len();
+        let before = room;
+        for slice in slices {
+            let taken = slice.len().min(room);
+            gathered.bytes.extend_from_slice(&slice[..taken]);
+            room -= taken;
+        }
+        Poll::Ready(Ok(before - room))
+    }
+}
+
 /// A connection as part of this core's executor.
 pub(super) struct Socket {
-    stream: TcpStream,
+    outgoing: Rc<Outgoing>,
     /// What was read to find out what the client speaks; hyper reads it again.
     head: [u8; PREFACE.len()],
     head_filled: usize,
@@ -41,7 +90,14 @@ impl Socket {
         let Connection { socket, seat, .. } = connection;
         // SAFETY: the descriptor is open, is a stream socket, and nobody else owns it.
         let stream = unsafe { TcpStream::from_raw_fd(socket.into_raw_fd()) };
-        Socket { stream, head: [0; PREFACE.len()], head_filled: 0, head_taken: 0, _seat: seat }
+        let outgoing = Outgoing { stream: RefCell::new(stream), gathered: RefCell::default() };
+        let outgoing = Rc::new(outgoing);
+        Socket { outgoing, head: [0; PREFACE.len()], head_filled: 0, head_taken: 0, _seat: seat }
+    }
+
+    /// The sending side, for who polls the connection: after each poll it sends what was gathered.
+    pub(super) fn outgoing(&self) -> Rc<Outgoing> {
+        Rc::clone(&self.outgoing)
     }
 
     /// Reads until it is clear what the client speaks; None for what is neither, or a connection that ended.
@@ -55,7 +111,11 @@ impl Socket {
                 // A method in capitals; hyper judges the rest.
                 return head[0].is_ascii_uppercase().then_some(Speaks::Http1);
             }
-            match self.stream.read(&mut self.head[self.head_filled..]).await {
+            let (outgoing, head) = (&self.outgoing, &mut self.head[self.head_filled..]);
+            let read = std::future::poll_fn(|context| {
+                Pin::new(&mut *outgoing.stream.borrow_mut()).poll_read(context, head)
+            });
+            match read.await {
                 Ok(0) | Err(_) => return None,
                 Ok(read) => self.head_filled += read,
             }
@@ -77,8 +137,9 @@ impl hyper::rt::Read for Socket {
             this.head_taken += taken;
             return Poll::Ready(Ok(()));
         }
+        let mut stream = this.outgoing.stream.borrow_mut();
         let read =
-            std::task::ready!(Pin::new(&mut this.stream).poll_read(context, buffer.initialize_unfilled()))?;
+            std::task::ready!(Pin::new(&mut *stream).poll_read(context, buffer.initialize_unfilled()))?;
         // SAFETY: `read` bytes of the unfilled part, which is initialized, were written.
         unsafe { buffer.advance(read) };
         Poll::Ready(Ok(()))
@@ -86,57 +147,30 @@ impl hyper::rt::Read for Socket {
 }
 
 impl hyper::rt::Write for Socket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.outgoing.poll_gather(context, &[IoSlice::new(bytes)])
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    /// The executor's socket would send the first slice only: a system call for each answer.
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let slices = &slices[..slices.len().min(SLICES_MAX)];
-        // SAFETY: an all-zero msghdr is a valid empty one.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = slices.as_ptr().cast_mut().cast();
-        message.msg_iovlen = slices.len();
-        // SAFETY: IoSlice has the layout of iovec; the slices live for the call, which only reads them.
-        let sent = unsafe {
-            libc::sendmsg(
-                self.stream.as_raw_fd(),
-                &raw const message,
-                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-            )
-        };
-        if sent >= 0 {
-            return Poll::Ready(Ok(sent as usize));
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            // This tries once more and then waits until the socket takes something.
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                let first = slices.iter().find(|slice| !slice.is_empty()).map_or(&[][..], |slice| slice);
-                Pin::new(&mut self.stream).poll_write(context, first)
-            }
-            _ => Poll::Ready(Err(error)),
-        }
+        self.outgoing.poll_gather(context, slices)
     }
 
+    /// What was gathered is sent when the connection's turn ends ([`Outgoing::poll_send`]).
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_close(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.outgoing.poll_send(context))?;
+        Pin::new(&mut *self.outgoing.stream.borrow_mut()).poll_close(context)
     }
 }
 
