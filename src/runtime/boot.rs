@@ -1,6 +1,8 @@
 //! Opens what a data directory holds: the meta group first, then, once it is known how many there are, the shards.
 //!
 //! ```text
+//!   <data-dir>/FORMAT           who made it, and the version of this layout
+//!   <data-dir>/LOCK             locked by the process that uses it
 //!   <data-dir>/meta/tree        the meta group's state
 //!   <data-dir>/meta/log/        its log
 //!   <data-dir>/shard-0001/tree  shard 1, and so on
@@ -35,18 +37,21 @@ pub struct Home {
     pub pace: Pace,
 }
 
+/// What the file `FORMAT` of a data directory says: whose it is, and the version of the layout above.
+pub const FORMAT: &str = "etcore 1\n";
+
+pub fn meta_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("meta")
+}
+
+pub fn shard_dir(data_dir: &Path, shard: ShardId) -> PathBuf {
+    data_dir.join(format!("shard-{shard:04}"))
+}
+
 impl Home {
-    fn meta_dir(&self) -> PathBuf {
-        self.dir.join("meta")
-    }
-
-    fn shard_dir(&self, shard: ShardId) -> PathBuf {
-        self.dir.join(format!("shard-{shard:04}"))
-    }
-
     /// Opens the meta group, or makes it, and begins to campaign for it.
     pub fn open_control(&self, cores: usize) -> Result<Control, Fault> {
-        let dir = self.meta_dir();
+        let dir = meta_dir(&self.dir);
         make_dir(&*self.disk, &dir)?;
         let meta = Meta::open(self.disk.clone(), &dir.join("tree"), self.tree.clone())?;
         let start = Start { applied: (meta.state().entry, meta.state().term), ..Start::birth() };
@@ -58,7 +63,7 @@ impl Home {
 
     /// Opens one shard. `born`: the store exists, so the shard must.
     pub fn open_shard(&self, shard: ShardId, born: bool) -> Result<(Shard, Group), Fault> {
-        let dir = self.shard_dir(shard);
+        let dir = shard_dir(&self.dir, shard);
         let tree = dir.join("tree");
         if born {
             self.disk.open(&tree, crate::env::Open::Read, false).map_err(|e| match e.kind() {

@@ -462,7 +462,7 @@ impl Control {
 
 /// Computes R* (design 5.5): from the highest known V, the longest run of revisions of which every part is there.
 /// Refuses if anything between the lowest checkpoint and the known V is missing: that was acknowledged.
-fn cut(
+pub fn cut(
     recoveries: &BTreeMap<ShardId, Recovery>,
     found: &BTreeMap<ShardId, Vec<(i64, Parts)>>,
     compacted: i64,

@@ -3,12 +3,11 @@
 use crate::config::{Config, FlushMethod};
 use crate::env::real::{self, DirLock};
 use crate::model::Fault;
+use crate::runtime::boot::FORMAT;
 use std::fs;
 use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 
-/// What the directory was made by, in its file `FORMAT`: name and version of the layout.
-const FORMAT: &str = "etcore 1\n";
 /// The flush method that a probe chose, with the device it was measured on.
 const PROBE: &str = "FLUSH-METHOD";
 

@@ -82,7 +82,7 @@ mod tests;
 pub use flush::Flush;
 pub use record::{Kind, Place, Recovered};
 pub use replay::Torn;
-pub use segment::SegmentJob;
+pub use segment::{SegmentJob, path as segment_path};
 
 use crate::env::Disk;
 use crate::model::Fault;

@@ -47,7 +47,8 @@ impl Segment {
     }
 }
 
-pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
+/// The file of a segment.
+pub fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016x}.log"))
 }
 
