@@ -6,8 +6,9 @@
 
 use super::node::{Limits, Node};
 use super::{status, validate};
-use crate::model::{self, Rejection, range::successor};
+use crate::model::{self, Rejection, encoded, range::successor};
 use crate::proto::etcdserverpb as pb;
+use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
 use pb::range_request::SortTarget;
 use prost::Message;
@@ -25,6 +26,10 @@ impl<N: Node> Kv<N> {
     }
 }
 
+/// An answer that is encoded already, as an extension of a response without one.
+#[derive(Clone, Debug)]
+pub(super) struct Encoded(pub Vec<Bytes>);
+
 async fn read<N: Node>(
     node: &N,
     request: pb::RangeRequest,
@@ -32,6 +37,9 @@ async fn read<N: Node>(
 ) -> Result<pb::RangeResponse, Rejection> {
     match node.call(model::Request::Range { request, count }).await? {
         model::Response::Range(response) => Ok(response),
+        model::Response::RangeEncoded(pieces) => {
+            Ok(encoded::decode(&pieces).expect("what was just encoded can be decoded"))
+        }
         other => unreachable!("Range was answered with {other:?}"),
     }
 }
@@ -41,7 +49,16 @@ impl<N: Node> pb::kv_server::Kv for Kv<N> {
     async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<pb::RangeResponse>, Status> {
         let request = request.into_inner();
         validate::range(&request).map_err(status::of)?;
-        read(&self.node, request, true).await.map(Response::new).map_err(status::of)
+        match self.node.call(model::Request::Range { request, count: true }).await.map_err(status::of)? {
+            model::Response::Range(response) => Ok(Response::new(response)),
+            model::Response::RangeEncoded(pieces) => {
+                // `Services` puts the pieces in the place of the empty message.
+                let mut response = Response::new(pb::RangeResponse::default());
+                response.extensions_mut().insert(Encoded(pieces));
+                Ok(response)
+            }
+            other => unreachable!("Range was answered with {other:?}"),
+        }
     }
 
     type RangeStreamStream = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;

@@ -3,7 +3,7 @@
 
 use super::cluster::Cluster;
 use super::health::Health;
-use super::kv::Kv;
+use super::kv::{Encoded, Kv};
 use super::maintenance::Maintenance;
 use super::node::{Limits, Node};
 use super::{status, unimplemented};
@@ -12,7 +12,11 @@ use crate::proto::etcdserverpb::cluster_server::ClusterServer;
 use crate::proto::etcdserverpb::kv_server::KvServer;
 use crate::proto::etcdserverpb::maintenance_server::MaintenanceServer;
 use crate::proto::health::health_server::HealthServer;
+use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body::Frame;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, StdError};
@@ -69,8 +73,48 @@ impl<N: Node> Services<N> {
             "etcdserverpb.Maintenance" => self.maintenance.call(request).await,
             _ => self.health.call(request).await,
         };
-        let Ok(response) = answer;
+        let Ok(mut response) = answer;
+        if let Some(Encoded(pieces)) = response.extensions_mut().remove() {
+            return response.map(|_| Body::new(Pieces::new(pieces)));
+        }
         reword(response, service, method)
+    }
+}
+
+/// The body of a unary answer that is encoded already: the prefix of a gRPC message, its pieces, an OK.
+struct Pieces {
+    pieces: std::vec::IntoIter<Bytes>,
+    prefix: Option<Bytes>,
+    ended: bool,
+}
+
+impl Pieces {
+    fn new(pieces: Vec<Bytes>) -> Self {
+        let length: usize = pieces.iter().map(Bytes::len).sum();
+        let mut prefix = BytesMut::with_capacity(5);
+        prefix.put_u8(0);
+        prefix.put_u32(length as u32);
+        Pieces { pieces: pieces.into_iter(), prefix: Some(prefix.freeze()), ended: false }
+    }
+}
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(piece) = self.prefix.take().or_else(|| self.pieces.next()) {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        if std::mem::replace(&mut self.ended, true) {
+            return Poll::Ready(None);
+        }
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 }
 

@@ -277,6 +277,7 @@ impl Server {
             if ended.is_none() && self.phase.get() != Phase::Serving && !std::mem::replace(&mut said, true) {
                 goodbye(connection.as_mut());
             }
+            outgoing.begin_turn();
             if ended.is_none()
                 && let Poll::Ready(result) = connection.as_mut().poll(context)
             {

@@ -1,6 +1,7 @@
 //! The nouns of the store: keys, ranges, revisions, records, rejections. No behaviour beyond their own
 //! consistency; knows nothing of disks, threads, Raft or gRPC.
 
+pub mod encoded;
 pub mod fault;
 pub mod kv;
 pub mod limits;

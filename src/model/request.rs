@@ -2,6 +2,7 @@
 
 use super::Rejection;
 use crate::proto::etcdserverpb as pb;
+use bytes::Bytes;
 
 /// A request whose fields were validated (etcd: semantics 0.2, 2.1, 2.15, 3.1, 5.1-5.4); what depends on the
 /// state of the store is decided where the state is.
@@ -28,6 +29,8 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Response {
     Range(pb::RangeResponse),
+    /// A long Range, encoded already; see `encoded`.
+    RangeEncoded(Vec<Bytes>),
     Put(pb::PutResponse),
     DeleteRange(pb::DeleteRangeResponse),
     Txn(pb::TxnResponse),

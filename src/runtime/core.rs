@@ -339,7 +339,7 @@ impl Core {
                 Response::HashKv(r) => &mut r.header,
                 Response::Status(r) => &mut r.header,
                 Response::MemberList(r) => &mut r.header,
-                Response::Defragment => &mut None,
+                Response::RangeEncoded(_) | Response::Defragment => &mut None,
             };
             if let Some(header) = header {
                 header.cluster_id = self.identity.cluster_id;
@@ -453,14 +453,9 @@ impl Core {
         }
         let pieces: Vec<_> = pieces.into_iter().filter_map(|(range, piece)| Some((range, piece?))).collect();
         if pieces.iter().any(|(_, piece)| matches!(piece, PieceRead::Elsewhere(..))) {
-            self.effects.push(Effect::Run(Job::Read(ReadJob {
-                token,
-                request,
-                count,
-                v,
-                pieces,
-                response: None,
-            })));
+            let header = self.header(v);
+            let job = ReadJob { token, request, count, pieces, header, response: None };
+            self.effects.push(Effect::Run(Job::Read(job)));
             return Ok(());
         }
         let pieces = pieces.into_iter().filter_map(|(_, piece)| match piece {
@@ -882,9 +877,9 @@ impl Core {
                     unit.shard.evaluate(origin, request)?;
                 }
             }
-            Job::Read(ReadJob { token, v, response, .. }) => {
+            Job::Read(ReadJob { token, response, .. }) => {
                 let response = response.ok_or_else(|| Fault::Broken("a read came back unread".into()))?;
-                self.answer_range(token, v, response);
+                self.answer(token, Ok(response));
             }
             Job::Hash(HashJob { token, v, hash, .. }) => {
                 let hash = hash.ok_or_else(|| Fault::Broken("a hash came back unhashed".into()))?;

@@ -3,7 +3,8 @@
 
 use super::message::PieceRead;
 use crate::btree::Checkpoint;
-use crate::model::{Fault, KeyRange, ShardId};
+use crate::model::limits::READ_ON_CORE_KEYS_MAX;
+use crate::model::{Fault, KeyRange, Response, ShardId, encoded};
 use crate::mvcc::{self, Budget, HashWalk, KvHash, Piece, Reader};
 use crate::proto::etcdserverpb as pb;
 use crate::wal::{Flush, SegmentJob};
@@ -77,10 +78,9 @@ pub struct ReadJob {
     pub token: u64,
     pub request: Arc<pb::RangeRequest>,
     pub count: bool,
-    /// The V that the read took.
-    pub v: i64,
     pub pieces: Vec<(KeyRange, PieceRead)>,
-    pub response: Option<pb::RangeResponse>,
+    pub header: pb::ResponseHeader,
+    pub response: Option<Response>,
 }
 
 impl ReadJob {
@@ -94,7 +94,14 @@ impl ReadJob {
             }
         });
         let pieces: Vec<Piece> = pieces.collect();
-        self.response = Some(mvcc::assemble(pieces, &self.request));
+        let mut response = mvcc::assemble(pieces, &self.request);
+        response.header = Some(self.header);
+        // To encode it, and to give back its many small pieces of memory, would stop a core.
+        self.response = Some(if response.kvs.len() > READ_ON_CORE_KEYS_MAX {
+            Response::RangeEncoded(encoded::encode(response))
+        } else {
+            Response::Range(response)
+        });
     }
 }
 

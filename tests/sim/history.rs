@@ -339,7 +339,7 @@ fn header(response: &Response) -> Option<&pb::ResponseHeader> {
         Response::Compact(r) => r.header.as_ref(),
         Response::HashKv(r) => r.header.as_ref(),
         Response::Status(r) => r.header.as_ref(),
-        Response::MemberList(_) | Response::Defragment => None,
+        Response::RangeEncoded(_) | Response::MemberList(_) | Response::Defragment => None,
     }
 }
 

@@ -20,6 +20,8 @@ use crate::runtime::executor::{self, Sleep};
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of answers that are gathered before the socket is asked to take some.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
+/// Bytes that a connection may send before others have a turn: a long answer to a quick reader would stop a core.
+const TURN_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Speaks {
@@ -38,6 +40,8 @@ pub(super) struct Outgoing {
 struct Gathered {
     bytes: Vec<u8>,
     sent: usize,
+    /// Bytes taken in this turn of the connection.
+    turn: usize,
 }
 
 impl Outgoing {
@@ -53,8 +57,13 @@ impl Outgoing {
             gathered.sent += sent;
         }
         // An idle connection holds no buffer.
-        *gathered = Gathered::default();
+        *gathered = Gathered { turn: gathered.turn, ..Gathered::default() };
         Poll::Ready(Ok(()))
+    }
+
+    /// The connection is about to be polled.
+    pub(super) fn begin_turn(&self) {
+        self.gathered.borrow_mut().turn = 0;
     }
 
     /// Makes room and takes as much as fits.
@@ -63,6 +72,10 @@ impl Outgoing {
             std::task::ready!(self.poll_send(context))?;
         }
         let mut gathered = self.gathered.borrow_mut();
+        if gathered.turn >= TURN_BYTES_MAX {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let mut room = GATHERED_BYTES_MAX - gathered.bytes.len();
         let before = room;
         for slice in slices {
@@ -70,6 +83,7 @@ impl Outgoing {
             gathered.bytes.extend_from_slice(&slice[..taken]);
             room -= taken;
         }
+        gathered.turn += before - room;
         Poll::Ready(Ok(before - room))
     }
 }
