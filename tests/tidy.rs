@@ -402,7 +402,7 @@ fn no_path_of_somebodys_machine() {
             }
         }
     }
-    for file in ["README.md", "Cargo.toml", "deny.toml"] {
+    for file in ["README.md", "ARCHITECTURE.md", "Cargo.toml", "deny.toml"] {
         let text = fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         for root in &roots {
             if text.contains(root.as_str()) {
