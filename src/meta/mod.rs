@@ -3,7 +3,7 @@
 //! Promises: a function of the meta log's entries in their order; durable in one flip with the position in that
 //! log. Applied at delivery: meta's entries wait for no V. Does not know the shards' data or who asks.
 
-use crate::btree::{self, Checkpoint, Read, Table, Tree};
+use crate::btree::{self, Checkpoint, Discarded, Read, Table, Tree};
 use crate::env::Disk;
 use crate::model::{Epoch, Fault};
 use crate::raft::{Birth, Body, Encoder, Payload, codec};
@@ -99,8 +99,8 @@ impl Meta {
         self.tree.checkpoint()
     }
 
-    pub fn checkpoint_finished(&mut self, job: Checkpoint) {
-        self.tree.checkpoint_finished(job);
+    pub fn checkpoint_finished(&mut self, job: Checkpoint) -> Discarded {
+        self.tree.checkpoint_finished(job)
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
         assert!(meta.apply(5, 2, Some(&payload(Body::Barrier))).is_err());
         let mut job = meta.checkpoint().unwrap();
         while !job.step().unwrap() {}
-        meta.checkpoint_finished(job);
+        drop(meta.checkpoint_finished(job));
         let want = State { entry: 4, term: 2, epoch: 3, compacted: 0, birth: Some(birth) };
         assert_eq!(meta.state(), &want);
         drop(meta);

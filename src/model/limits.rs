@@ -12,6 +12,8 @@ pub const DELETE_KEYS_SLICE: usize = if cfg!(feature = "mutations") { 2 } else {
 /// Reads of more keys or bytes than these run off the cores.
 pub const READ_ON_CORE_KEYS_MAX: usize = 1000;
 pub const READ_ON_CORE_BYTES_MAX: usize = 1 << 20;
+/// Reads off the cores that one core has under way; more wait.
+pub const LONG_JOBS_MAX: usize = 64;
 /// Block of the log: the unit in which O_DIRECT writes.
 pub const LOG_BLOCK_BYTES: usize = 4096;
 /// Segment of the log, bytes.

@@ -13,7 +13,7 @@ use super::message::{Effect, Load, Message, PieceRead};
 use crate::btree::Snapshot;
 use crate::coordinator::{Reign, Scan};
 use crate::group::{Delivered, Group};
-use crate::model::limits::{self, META_PAGE_REVISIONS_BEHIND_MAX};
+use crate::model::limits::{self, LONG_JOBS_MAX, META_PAGE_REVISIONS_BEHIND_MAX};
 use crate::model::record::Parts;
 use crate::model::{Answer, CoreId, Epoch, Fault, KeyRange, Rejection, Request, Response, ShardId};
 use crate::mvcc::{self, Basis, HashWalk, Piece, Progress};
@@ -163,6 +163,9 @@ pub struct Core {
     effects: Vec<Effect>,
     scan: Option<Scan>,
     rescan: bool,
+    /// Reads off the cores that run, and those that wait for one of them to end.
+    long_running: usize,
+    long_waiting: VecDeque<Job>,
     stopping: bool,
     stopped: bool,
     defragmenting: Vec<Origin>,
@@ -212,6 +215,8 @@ impl Core {
             effects: Vec::new(),
             scan: None,
             rescan: false,
+            long_running: 0,
+            long_waiting: VecDeque::new(),
             stopping: false,
             stopped: false,
             defragmenting: Vec::new(),
@@ -455,7 +460,7 @@ impl Core {
         if pieces.iter().any(|(_, piece)| matches!(piece, PieceRead::Elsewhere(..))) {
             let header = self.header(v);
             let job = ReadJob { token, request, count, pieces, header, response: None };
-            self.effects.push(Effect::Run(Job::Read(job)));
+            self.run_long(Job::Read(job));
             return Ok(());
         }
         let pieces = pieces.into_iter().filter_map(|(_, piece)| match piece {
@@ -465,6 +470,23 @@ impl Core {
         let pieces: Vec<Piece> = pieces.collect();
         self.answer_range(token, v, mvcc::assemble(pieces, &request));
         Ok(())
+    }
+
+    /// Runs a read off the cores, or lets it wait for one that is: the helpers take a bounded number.
+    fn run_long(&mut self, job: Job) {
+        if self.long_running < LONG_JOBS_MAX {
+            self.long_running += 1;
+            self.effects.push(Effect::Run(job));
+        } else {
+            self.long_waiting.push_back(job);
+        }
+    }
+
+    fn long_done(&mut self) {
+        self.long_running -= 1;
+        if let Some(job) = self.long_waiting.pop_front() {
+            self.run_long(job);
+        }
     }
 
     /// The header names the store's revision at the time of the read, not the one asked for (semantics 2.5).
@@ -542,7 +564,7 @@ impl Core {
             Some(Survey::Pins { token, revision, v, snapshots, .. }) => {
                 let snapshots = snapshots.into_iter().flatten().collect();
                 let walk = HashWalk::new(snapshots, revision, self.compacted, Basis::Request);
-                self.effects.push(Effect::Run(Job::Hash(HashJob { token, v, walk: Some(walk), hash: None })));
+                self.run_long(Job::Hash(HashJob { token, v, walk: Some(walk), hash: None }));
             }
             Some(Survey::Loads { token, sum, .. }) => self.answer_status(token, sum),
             Some(Survey::Defragment { token, .. }) => self.answer(token, Ok(Response::Defragment)),
@@ -871,17 +893,21 @@ impl Core {
                 let unit = self.unit(shard)?;
                 unit.checkpointing = false;
                 unit.checkpoint_entry = entry;
-                unit.shard.store_mut().checkpoint_finished(job);
+                let discarded = unit.shard.store_mut().checkpoint_finished(job);
                 unit.group.log_mut().release(entry);
                 while let Some((origin, request)) = unit.backlog.pop_front() {
                     unit.shard.evaluate(origin, request)?;
                 }
+                self.effects.push(Effect::Run(Job::Discard(Some(discarded))));
             }
+            Job::Discard(_) => {}
             Job::Read(ReadJob { token, response, .. }) => {
+                self.long_done();
                 let response = response.ok_or_else(|| Fault::Broken("a read came back unread".into()))?;
                 self.answer(token, Ok(response));
             }
             Job::Hash(HashJob { token, v, hash, .. }) => {
+                self.long_done();
                 let hash = hash.ok_or_else(|| Fault::Broken("a hash came back unhashed".into()))?;
                 let response = pb::HashKvResponse {
                     header: Some(self.header(v)),

@@ -2,7 +2,7 @@
 //! simulator runs it step by step and may cut the power between two steps.
 
 use super::message::PieceRead;
-use crate::btree::Checkpoint;
+use crate::btree::{Checkpoint, Discarded};
 use crate::model::limits::READ_ON_CORE_KEYS_MAX;
 use crate::model::{Fault, KeyRange, Response, ShardId, encoded};
 use crate::mvcc::{self, Budget, HashWalk, KvHash, Piece, Reader};
@@ -30,6 +30,8 @@ pub enum Job {
     },
     Read(ReadJob),
     Hash(HashJob),
+    /// Gives back the memory of pages that a checkpoint wrote; the allocator takes milliseconds for many.
+    Discard(Option<Discarded>),
 }
 
 /// Where a job runs.
@@ -54,6 +56,10 @@ impl Job {
             Job::Flush { flush, .. } => flush.step(),
             Job::Segment { job, .. } => job.step(),
             Job::Checkpoint { job, .. } => job.step(),
+            Job::Discard(pages) => {
+                pages.take();
+                Ok(true)
+            }
             Job::Read(job) => {
                 job.run();
                 Ok(true)
@@ -120,6 +126,7 @@ impl std::fmt::Debug for Job {
             Job::Flush { shard, .. } => write!(f, "flush of shard {shard}"),
             Job::Segment { shard, .. } => write!(f, "segment of shard {shard}"),
             Job::Checkpoint { shard, .. } => write!(f, "checkpoint of shard {shard}"),
+            Job::Discard(_) => write!(f, "discarded pages"),
             Job::Read(read) => write!(f, "read {}", read.token),
             Job::Hash(hash) => write!(f, "hash {}", hash.token),
         }

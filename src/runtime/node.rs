@@ -70,7 +70,7 @@ impl Lanes {
             match &job {
                 Job::Flush { .. } => metrics.flushed(began.elapsed()),
                 Job::Checkpoint { .. } => metrics.checkpointed(began.elapsed()),
-                Job::Segment { .. } | Job::Read(_) | Job::Hash(_) => {}
+                Job::Segment { .. } | Job::Read(_) | Job::Hash(_) | Job::Discard(_) => {}
             }
             deliver(&owner, Message::Done(job));
         };
