@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::bus::{self, Watched};
 use super::node::Node;
 use super::page::{self, Page, RUN, RUN_HEADER};
 use crate::env::{Backing, File};
@@ -38,6 +39,8 @@ pub struct Map {
     readable: AtomicU32,
     /// One bit per page: its checksum was found right, or we wrote it.
     verified: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    /// A read that the disk cannot serve ends the process with the place.
+    _watched: Option<Watched>,
 }
 
 // SAFETY: `base` is the start of a range that lives as long as the map (the kernel's, or the file's own memory)
@@ -65,6 +68,7 @@ impl Map {
             kernel,
             readable: AtomicU32::new(0),
             verified: (0..pages.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            _watched: kernel.then(|| bus::watch(base, reserved, path)),
         };
         map.grown()?;
         Ok(map)

@@ -14,6 +14,7 @@
 //! node        cells in a page                   page        header, checksum, runs
 //! ```
 
+mod bus;
 mod check;
 mod checkpoint;
 mod cursor;
