@@ -78,6 +78,9 @@ struct Unit {
     /// The term in which this reign leads the group (Z3).
     term: Option<u64>,
     checkpointing: bool,
+    /// Checkpoints begun and finished since the start.
+    begun: u64,
+    finished: u64,
     preparing: bool,
     /// The barrier or cut that control waits for.
     awaited: Option<Awaited>,
@@ -168,7 +171,8 @@ pub struct Core {
     long_waiting: VecDeque<Job>,
     stopping: bool,
     stopped: bool,
-    defragmenting: Vec<Origin>,
+    /// Who waits until each shard has finished that many checkpoints.
+    defragmenting: Vec<(Origin, Vec<u64>)>,
 }
 
 impl Core {
@@ -184,6 +188,8 @@ impl Core {
             .map(|(shard, group)| Unit {
                 term: None,
                 checkpointing: false,
+                begun: 0,
+                finished: 0,
                 preparing: false,
                 awaited: None,
                 quiet_since: Now::ZERO,
@@ -805,7 +811,12 @@ impl Core {
                 _ => false,
             }),
             Message::Defragment { origin } => {
-                self.defragmenting.push(origin);
+                // A checkpoint that begins after the request; none where nothing is to be written.
+                let due = |unit: &Unit| match unit.shard.store().tree().dirty_bytes() {
+                    0 => unit.finished,
+                    _ => unit.begun + 1,
+                };
+                self.defragmenting.push((origin, self.units.iter().map(due).collect()));
                 Ok(())
             }
             Message::Defragmented { token } => self.survey_step(token, |survey| match survey {
@@ -892,6 +903,7 @@ impl Core {
             Job::Checkpoint { shard, job, entry } => {
                 let unit = self.unit(shard)?;
                 unit.checkpointing = false;
+                unit.finished += 1;
                 unit.checkpoint_entry = entry;
                 let discarded = unit.shard.store_mut().checkpoint_finished(job);
                 unit.group.log_mut().release(entry);
@@ -1068,6 +1080,7 @@ impl Core {
             self.compact_slice(index, v)?;
             self.tick_unit(index, now, v)?;
         }
+        self.tick_defragment()?;
         self.tick_stop(v);
         Ok(())
     }
@@ -1102,8 +1115,10 @@ impl Core {
 
     fn tick_unit(&mut self, index: usize, now: Now, v: i64) -> Result<(), Fault> {
         let pace = self.pace;
-        let wanted = self.stopping || !self.defragmenting.is_empty();
+        let asked = self.defragmenting.iter().map(|(_, due)| due[index]).max().unwrap_or(0);
+        let stopping = self.stopping;
         let unit = &mut self.units[index];
+        let wanted = stopping || asked > unit.begun;
         let shard = unit.shard.id();
         let quiet = now.saturating_sub(unit.quiet_since);
         if quiet >= pace.seal_after
@@ -1124,6 +1139,7 @@ impl Core {
             let entry = unit.shard.store().applied().position.entry;
             if let Some(job) = unit.shard.store_mut().checkpoint() {
                 unit.checkpointing = true;
+                unit.begun += 1;
                 unit.checkpoint_v = v;
                 self.effects.push(Effect::Run(Job::Checkpoint { shard, job, entry }));
             }
@@ -1131,28 +1147,31 @@ impl Core {
         Ok(())
     }
 
-    /// Says so once everything that was asked to be made durable is.
+    /// Tells those who asked for it that the trees are durable.
+    fn tick_defragment(&mut self) -> Result<(), Fault> {
+        let finished: Vec<u64> = self.units.iter().map(|unit| unit.finished).collect();
+        let done = |due: &Vec<u64>| due.iter().zip(&finished).all(|(due, finished)| finished >= due);
+        let (told, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.defragmenting).into_iter().partition(|(_, due)| done(due));
+        self.defragmenting = left;
+        for (origin, _) in told {
+            self.send(origin.core, Message::Defragmented { token: origin.token })?;
+        }
+        Ok(())
+    }
+
+    /// Says so once everything that was logged is visible and stands durably in the trees.
     fn tick_stop(&mut self, v: i64) {
+        if !self.stopping || self.stopped {
+            return;
+        }
         let settled = self.units.iter().all(|unit| {
             !unit.checkpointing
                 && !unit.shard.is_expanding()
                 && unit.shard.store().tree().dirty_bytes() == 0
                 && unit.group.is_quiet()
         });
-        if !settled {
-            return;
-        }
-        for origin in std::mem::take(&mut self.defragmenting) {
-            let message = Message::Defragmented { token: origin.token };
-            if origin.core == self.me {
-                // A survey of this core's own; it cannot fail while it is listed.
-                let _ = self.message(message);
-            } else {
-                self.effects.push(Effect::Send(origin.core, message));
-            }
-        }
-        let all_visible = self.reign.as_ref().is_none_or(|reign| reign.watermark.next() - 1 == v);
-        if self.stopping && !self.stopped && all_visible {
+        if settled && self.reign.as_ref().is_none_or(|reign| reign.watermark.next() - 1 == v) {
             self.stopped = true;
             self.send_to_control(Message::Stopped);
         }
