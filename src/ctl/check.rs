@@ -395,11 +395,12 @@ impl Walk<'_> {
             return self.line(format_args!("{at}: term {term} index {index}: a term begins"));
         };
         let what = match body {
-            Body::Batch(records) => match (records.first(), records.last()) {
-                (Some(first), Some(last)) => {
+            Body::Batch(records) => match &records[..] {
+                [] => "no record".to_owned(),
+                [record] => format!("record of revision {}", record.rev),
+                [first, .., last] => {
                     format!("{} records, revisions {} to {}", records.len(), first.rev, last.rev)
                 }
-                _ => "no records".to_owned(),
             },
             Body::Cut { r_star } => format!("cut, R* {r_star}"),
             Body::Barrier => "barrier".to_owned(),

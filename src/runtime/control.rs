@@ -376,6 +376,13 @@ impl Control {
             self.quiet_since = now;
             self.effects.push(Effect::Run(Job::Flush { shard: 0, flush }));
         }
+        // In each turn: a start that finds no room in the last segment waits for the next one and has no ticks.
+        if !self.preparing
+            && let Some(job) = self.group.log_mut().housekeeping()
+        {
+            self.preparing = true;
+            self.effects.push(Effect::Run(Job::Segment { shard: 0, job }));
+        }
         for Delivered { index, term, payload } in delivered {
             self.meta.apply(index, term, payload.as_ref())?;
             match payload.map(|payload| payload.body) {
@@ -423,7 +430,7 @@ impl Control {
         Ok(())
     }
 
-    /// Every few milliseconds: seal, checkpoint, segments, as a core does for its shards.
+    /// Every few milliseconds: seal and checkpoint, as a core does for its shards.
     pub fn tick(&mut self, now: Now) -> Result<(), Fault> {
         let quiet = now.saturating_sub(self.quiet_since);
         let v = self.reign().map_or(0, |reign| reign.watermark.visible());
@@ -431,12 +438,6 @@ impl Control {
             && let Some(flush) = self.group.seal(v)
         {
             self.effects.push(Effect::Run(Job::Flush { shard: 0, flush }));
-        }
-        if !self.preparing
-            && let Some(job) = self.group.log_mut().housekeeping()
-        {
-            self.preparing = true;
-            self.effects.push(Effect::Run(Job::Segment { shard: 0, job }));
         }
         let behind = self.meta.state().entry > self.checkpoint_entry;
         let due = quiet >= self.pace.checkpoint_after

@@ -227,7 +227,7 @@ fn a_flipped_bit_in_every_page_in_use_of_every_tree() {
 fn a_flipped_bit_in_a_header_and_in_a_body_of_the_log() {
     let disk = store();
     let (_, text) = checked(&disk);
-    let batches = offsets(&text, "records, revisions");
+    let batches = offsets(&text, "record of revision");
     assert!(batches.len() > 20, "{}", batches.len());
     let log = path("shard-0001/log/0000000000000001.log");
     for offset in [batches[0], batches[15]] {
