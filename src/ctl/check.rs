@@ -60,7 +60,12 @@ pub fn run(arguments: &[String]) -> ExitCode {
 
 fn check_dir(dir: &Path, verbose: bool, mut out: impl Write) -> Result<u64, Fault> {
     let path = dir.join("FORMAT");
-    let format = std::fs::read_to_string(&path).map_err(|error| Fault::io(&path, "read", error))?;
+    let format = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            Fault::Refused(format!("{} is no data directory of etcore", dir.display()))
+        }
+        _ => Fault::io(&path, "read", error),
+    })?;
     if format != FORMAT {
         return Err(Fault::Refused(format!(
             "{} has format {:?} and this program knows {:?}",

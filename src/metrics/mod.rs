@@ -85,7 +85,7 @@ impl Metrics {
             core.changes_answered.fetch_add(1, Relaxed);
         }
         match answer {
-            Ok(Response::Range(_)) => core.count(&core.ranges),
+            Ok(Response::Range(_) | Response::RangeEncoded(_)) => core.count(&core.ranges),
             Ok(Response::Put(_)) => core.count(&core.puts),
             Ok(Response::DeleteRange(_)) => core.count(&core.deletes),
             Ok(Response::Txn(txn)) => {
