@@ -139,13 +139,21 @@ fn build(cpu: usize, options: &Options) -> Result<LocalExecutor, Fault> {
     if let Some(spin) = options.spin {
         builder = builder.spin_before_park(spin);
     }
-    builder.make().map_err(|error| {
-        Fault::Refused(format!(
-            "cannot set up an executor with io_uring on CPU {cpu}: {error}; io_uring must be allowed \
-             (sysctl kernel.io_uring_disabled=0, and a seccomp profile that lets io_uring_setup, \
-             io_uring_enter and io_uring_register through) and RLIMIT_MEMLOCK must be at least 512 KiB"
-        ))
-    })
+    builder.make().map_err(|error| ring_refused(&error))
+}
+
+/// Asks the kernel for a ring as executors use it. To be called first: where there is none, the library panics
+/// somewhere in its middle instead of saying so.
+pub fn require_io_uring() -> Result<(), Fault> {
+    io_uring::IoUring::new(RING_ENTRIES as u32).map(drop).map_err(|error| ring_refused(&error))
+}
+
+fn ring_refused(error: &dyn std::error::Error) -> Fault {
+    Fault::Refused(format!(
+        "cannot set up io_uring: {error}; it must be allowed (sysctl kernel.io_uring_disabled=0, and a seccomp \
+         profile that lets io_uring_setup, io_uring_enter and io_uring_register through), Linux must be 5.8 or \
+         newer, and RLIMIT_MEMLOCK at least 512 KiB"
+    ))
 }
 
 fn run(
