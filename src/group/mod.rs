@@ -163,6 +163,11 @@ impl Group {
         self.sealed_v
     }
 
+    /// Entries of the log that are not delivered yet: right after `open`, what there is to replay.
+    pub fn undelivered(&self) -> u64 {
+        self.raw.raft.raft_log.last_index() - self.delivered
+    }
+
     pub fn log(&self) -> &Log {
         &self.log
     }

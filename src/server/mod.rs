@@ -40,6 +40,7 @@ pub fn run(config: &Config) -> Result<i32, Fault> {
     if let Err(error) = executor::raise_open_files() {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
+    executor::require_io_uring()?;
     let cpus = cpus(config)?;
     let dir = data_dir::claim(config)?;
     let home = home(config, &dir, cpus.len())?;
@@ -240,6 +241,8 @@ fn open_shards(home: &Home, map: &RangeMap, born: bool, cores: usize) -> Result<
     })?;
     let mut units: Vec<Units> = (0..cores).map(|_| Vec::new()).collect();
     for (shard, unit) in shards.zip(opened) {
+        let (revision, entries_to_replay) = (unit.0.store().applied().revision, unit.1.undelivered());
+        tracing::info!(shard, revision, entries_to_replay, "opened a shard");
         units[Core::home_of(shard, cores) as usize].push(unit);
     }
     Ok(units)
