@@ -252,7 +252,7 @@ impl Server {
             let (plain, pressure) = (Rc::clone(&plain), Rc::clone(&pressure));
             async move {
                 let passage = Passage::new(&pressure);
-                let response = plain(request.map(|body| Inbound::new(body, &pressure))).await;
+                let response = plain(request.map(|body| Inbound::new(body, &passage))).await;
                 Ok::<_, Infallible>(response.map(|body| Reply::new(body, passage, None)))
             }
         });
@@ -320,7 +320,7 @@ fn answer(
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
     let mut deadline = if speaks_grpc { deadline::timer(request.headers()) } else { None };
     let handler = if speaks_grpc { grpc } else { plain };
-    let call = handler(request.map(|body| Inbound::new(body, &pressure)));
+    let call = handler(request.map(|body| Inbound::new(body, &passage)));
     async move {
         let response = deadline::within(&mut deadline, call).await;
         Ok(response.map(|body| Reply::new(body, passage, deadline)))

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-const READY: &str = "ready to serve client requests";
+pub const READY: &str = "ready to serve client requests";
 /// Longer than anything here takes on a busy machine; a server that is silent for so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,12 +32,6 @@ impl Recipe {
             port: free.expect("a free port").port(),
             arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
         }
-    }
-
-    pub fn with(&self, argument: &str) -> Recipe {
-        let mut recipe = self.clone();
-        recipe.arguments.push(argument.to_owned());
-        recipe
     }
 
     pub fn command(&self) -> Command {
