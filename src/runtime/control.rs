@@ -286,7 +286,7 @@ impl Control {
             (Message::Measure { origin }, _) => {
                 let tree = self.meta.tree();
                 let load = Load {
-                    file_bytes: tree.file_bytes(),
+                    file_bytes: tree.file_bytes().max(tree.used_bytes()),
                     used_bytes: tree.used_bytes(),
                     committed: self.group.committed(),
                     applied: self.group.delivered(),

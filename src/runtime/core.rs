@@ -84,8 +84,10 @@ struct Unit {
     preparing: bool,
     /// The barrier or cut that control waits for.
     awaited: Option<Awaited>,
-    /// Since when nothing was proposed.
+    /// Since when nothing was proposed or flushed.
     quiet_since: Now,
+    /// A flush came back since the last turn.
+    flushed_just_now: bool,
     /// V in the newest meta page, and the entry up to which the tree was durable then.
     checkpoint_v: i64,
     checkpoint_entry: u64,
@@ -193,6 +195,7 @@ impl Core {
                 preparing: false,
                 awaited: None,
                 quiet_since: Now::ZERO,
+                flushed_just_now: false,
                 checkpoint_v: shard.store().applied().revision,
                 checkpoint_entry: shard.store().applied().position.entry,
                 backlog: VecDeque::new(),
@@ -550,7 +553,8 @@ impl Core {
         for unit in &self.units {
             let tree = unit.shard.store().tree();
             load += Load {
-                file_bytes: tree.file_bytes(),
+                // Pages that are not in the file yet will be.
+                file_bytes: tree.file_bytes().max(tree.used_bytes()),
                 used_bytes: tree.used_bytes(),
                 committed: unit.group.committed(),
                 applied: unit.group.delivered(),
@@ -894,7 +898,12 @@ impl Core {
 
     fn done(&mut self, job: Job) -> Result<(), Fault> {
         match job {
-            Job::Flush { shard, flush } => self.unit(shard)?.group.flushed(flush)?,
+            Job::Flush { shard, flush } => {
+                let unit = self.unit(shard)?;
+                unit.group.flushed(flush)?;
+                // Quiet begins when the work ends: a slow disk is no quiet.
+                unit.flushed_just_now = true;
+            }
             Job::Segment { shard, job } => {
                 let unit = self.unit(shard)?;
                 unit.preparing = false;
@@ -948,6 +957,9 @@ impl Core {
         for index in 0..self.units.len() {
             let unit = &mut self.units[index];
             let shard = unit.shard.id();
+            if std::mem::take(&mut unit.flushed_just_now) {
+                unit.quiet_since = now;
+            }
             // While a flush is under way the next batch collects.
             while !unit.group.is_flushing()
                 && let Some(batch) = unit.shard.take_batch()
