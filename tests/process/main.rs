@@ -9,6 +9,7 @@
 mod client;
 mod disks;
 mod ends;
+mod memory;
 #[allow(dead_code, reason = "shared with the history test, which asks for all of it")]
 #[path = "../history/model.rs"]
 mod model;
