@@ -98,6 +98,12 @@ impl Checkpoint {
                     Stage::Pages
                 }
             }
+            #[cfg(feature = "mutations")]
+            Stage::FlushPages
+                if crate::model::mutation::on(crate::model::mutation::Mutation::CheckpointPagesUnsynced) =>
+            {
+                Stage::Meta
+            }
             Stage::FlushPages => {
                 self.flush()?;
                 Stage::Meta

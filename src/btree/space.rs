@@ -221,6 +221,12 @@ impl Space {
 
     /// Frees what was retired before: `generation` is worked on now, `pin` is the oldest snapshot.
     pub fn release(&mut self, generation: u64, pin: Option<u64>) {
+        #[cfg(feature = "mutations")]
+        let generation = if crate::model::mutation::on(crate::model::mutation::Mutation::PagesReusedAtOnce) {
+            generation + 2
+        } else {
+            generation
+        };
         while let Some(first) = self.retired.front() {
             let pinned = pin.is_some_and(|pin| pin < first.pin);
             if first.generation + 2 > generation || pinned {

@@ -190,6 +190,10 @@ impl Scan {
                 let v = self.min - 1;
                 let moved = watermark.visible.0.fetch_max(v) < v;
                 *self = Scan::new();
+                #[cfg(feature = "mutations")]
+                if crate::model::mutation::on(crate::model::mutation::Mutation::ScanOnce) {
+                    return Some(false);
+                }
                 return Some(moved);
             }
         };

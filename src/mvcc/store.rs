@@ -46,6 +46,14 @@ impl Store {
     pub fn open(disk: Arc<dyn Disk>, path: &Path, options: btree::Options) -> Result<Store, Fault> {
         let tree = Tree::open(disk, path, options)?;
         let applied = check::applied(&tree)?;
+        #[cfg(feature = "mutations")]
+        let applied = {
+            let mut applied = applied;
+            if crate::model::mutation::on(crate::model::mutation::Mutation::RangeRestarted) {
+                applied.position.cursor = None;
+            }
+            applied
+        };
         Ok(Store { tree, applied, row: Vec::new(), key: Vec::new() })
     }
 
@@ -80,6 +88,10 @@ impl Store {
         self.applied.encode(&mut self.row);
         let before = self.tree.get(Table::Meta, tables::APPLIED_KEY);
         let run = before.and_then(|row| tables::owned_run(Table::Meta, row));
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::PositionBehind) && before.is_some() {
+            return self.tree.checkpoint();
+        }
         let unchanged = match run {
             None => before == Some(self.row.as_slice()),
             Some(run) => self.tree.overflow(run) == &self.row[1..],

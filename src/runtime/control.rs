@@ -470,6 +470,12 @@ pub fn cut(
     compacted: i64,
 ) -> Result<i64, Fault> {
     let base = recoveries.values().map(|r| r.known_v).max().unwrap_or(1);
+    #[cfg(feature = "mutations")]
+    let base = if crate::model::mutation::on(crate::model::mutation::Mutation::CutFromLowest) {
+        recoveries.values().map(|r| r.known_v).min().unwrap_or(1)
+    } else {
+        base
+    };
     let lowest = recoveries.values().map(|r| r.applied).min().unwrap_or(1);
     let compacted = recoveries.values().map(|r| r.compacted).fold(compacted, i64::max);
 
@@ -486,12 +492,20 @@ pub fn cut(
         }
     }
     let missing = |rev: i64| -> Option<Option<ShardId>> {
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::CutTakesHalves) {
+            return (!present.contains_key(&rev)).then_some(None);
+        }
         match present.get(&rev) {
             None => Some(None),
             Some((shards, parts)) => parts.iter().find(|part| !shards.contains(part)).map(|part| Some(*part)),
         }
     };
     for rev in lowest.max(compacted) + 1..=base {
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::HoleAccepted) {
+            break;
+        }
         if let Some(shard) = missing(rev) {
             let place = match shard {
                 Some(shard) => format!("in shard {shard}"),
@@ -506,6 +520,10 @@ pub fn cut(
     }
     let mut r_star = base;
     while missing(r_star + 1).is_none() {
+        r_star += 1;
+    }
+    #[cfg(feature = "mutations")]
+    if crate::model::mutation::on(crate::model::mutation::Mutation::CutOneFar) {
         r_star += 1;
     }
     Ok(r_star)

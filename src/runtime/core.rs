@@ -168,6 +168,9 @@ pub struct Core {
     effects: Vec<Effect>,
     scan: Option<Scan>,
     rescan: bool,
+    /// The V of the last turn, which nothing but a broken rule looks at.
+    #[cfg(feature = "mutations")]
+    v_seen: i64,
     /// Reads off the cores that run, and those that wait for one of them to end.
     long_running: usize,
     long_waiting: VecDeque<Job>,
@@ -224,6 +227,8 @@ impl Core {
             effects: Vec::new(),
             scan: None,
             rescan: false,
+            #[cfg(feature = "mutations")]
+            v_seen: 0,
             long_running: 0,
             long_waiting: VecDeque::new(),
             stopping: false,
@@ -407,6 +412,12 @@ impl Core {
         count: bool,
     ) -> Result<(), Fault> {
         let v = reign.watermark.visible();
+        #[cfg(feature = "mutations")]
+        let v = if crate::model::mutation::on(crate::model::mutation::Mutation::VisibleCached) {
+            self.v_seen.max(1)
+        } else {
+            v
+        };
         if request.revision > v {
             self.answer(token, Err(Rejection::FutureRev));
             return Ok(());
@@ -689,6 +700,12 @@ impl Core {
         let me = self.origin(id);
         // A change that turned out to concern one shard needs no others to be whole.
         let named = if participants.len() > 1 { participants.clone() } else { Parts::new() };
+        #[cfg(feature = "mutations")]
+        let named = if crate::model::mutation::on(crate::model::mutation::Mutation::PartsUnnamed) {
+            Parts::new()
+        } else {
+            named
+        };
         for shard in shards {
             let part = parts.as_mut().and_then(|parts| {
                 parts.iter_mut().find(|(s, _)| *s == shard).map(|(_, changes)| std::mem::take(changes))
@@ -915,6 +932,13 @@ impl Core {
                 unit.finished += 1;
                 unit.checkpoint_entry = entry;
                 let discarded = unit.shard.store_mut().checkpoint_finished(job);
+                #[cfg(feature = "mutations")]
+                let entry = if crate::model::mutation::on(crate::model::mutation::Mutation::LogReleasedAhead)
+                {
+                    unit.group.delivered()
+                } else {
+                    entry
+                };
                 unit.group.log_mut().release(entry);
                 while let Some((origin, request)) = unit.backlog.pop_front() {
                     unit.shard.evaluate(origin, request)?;
@@ -995,6 +1019,8 @@ impl Core {
         let (Some(scan), Some(reign)) = (&mut self.scan, &self.reign) else { return false };
         match scan.step(&reign.watermark) {
             None => true,
+            #[cfg(feature = "mutations")]
+            Some(true) if crate::model::mutation::on(crate::model::mutation::Mutation::WakeForgotten) => true,
             Some(true) => {
                 let effects = &mut self.effects;
                 reign.wake(self.me, |core| effects.push(Effect::Send(core, Message::Visible)));
@@ -1012,6 +1038,10 @@ impl Core {
         let Some(reign) = self.reign.clone() else { return Ok(()) };
         loop {
             let v = reign.watermark.visible();
+            #[cfg(feature = "mutations")]
+            {
+                self.v_seen = v;
+            }
             for unit in &mut self.units {
                 unit.shard.visible(v, &mut self.answered)?;
             }
@@ -1191,7 +1221,28 @@ impl Core {
 
     /// What must hold between any two turns.
     pub fn invariants(&self) -> Result<(), String> {
+        if let (Some(reign), Some(first)) = (&self.reign, self.slot.first())
+            && reign.watermark.visible() >= *first
+        {
+            return Err(format!("core {}: V covers revision {first}, which is not registered", self.me));
+        }
         self.units.iter().try_for_each(|unit| unit.shard.invariants())
+    }
+
+    /// What must hold when all is quiet: nothing waits, nothing is frozen, no revision is in a slot.
+    pub fn at_rest(&self) -> Result<(), String> {
+        let waits = [
+            ("changes", self.changes.len()),
+            ("revisions in the slot", self.slot.len()),
+            ("reads", self.reads.len() + self.long_waiting.len()),
+            ("surveys", self.surveys.len() + self.defragmenting.len()),
+            ("answers", self.waiting.len() + self.answered.len()),
+            ("postponed messages", self.units.iter().map(|unit| unit.later.len() + unit.backlog.len()).sum()),
+        ];
+        if let Some((what, count)) = waits.iter().find(|(_, count)| *count > 0) {
+            return Err(format!("all is quiet, and core {} still has {count} {what}", self.me));
+        }
+        self.units.iter().try_for_each(|unit| unit.shard.at_rest())
     }
 }
 

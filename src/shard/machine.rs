@@ -243,11 +243,20 @@ impl Shard {
             Body::Cut { r_star } if epoch > self.fence => {
                 self.fence = epoch;
                 self.heard = self.heard.max(r_star);
+                #[cfg(not(feature = "mutations"))]
+                let void_above = r_star;
+                #[cfg(feature = "mutations")]
+                let void_above =
+                    match crate::model::mutation::on(crate::model::mutation::Mutation::CutVoidsNothing) {
+                        true => i64::MAX,
+                        false => r_star,
+                    };
                 for pending in &mut self.pending {
                     if let Step::Record { record, verdict, .. } = &mut pending.step
                         && verdict.is_none()
                     {
-                        *verdict = Some(if record.rev <= r_star { Verdict::Stands } else { Verdict::Void });
+                        *verdict =
+                            Some(if record.rev <= void_above { Verdict::Stands } else { Verdict::Void });
                     }
                 }
                 self.pending.push_back(Pending { index, term, epoch, step: Step::Cut { r_star } });
@@ -328,7 +337,10 @@ impl Shard {
 
     /// Decides a request whose keys all live here. The answer comes out of `visible` when V allows.
     pub fn evaluate(&mut self, origin: Origin, request: Request) -> Result<(), Fault> {
-        if self.frozen.is_some() {
+        let frozen = self.frozen.is_some();
+        #[cfg(feature = "mutations")]
+        let frozen = frozen && !crate::model::mutation::on(crate::model::mutation::Mutation::FreezeIgnored);
+        if frozen {
             self.held.push_back(Held::Evaluate(origin, request));
             return Ok(());
         }
@@ -375,6 +387,10 @@ impl Shard {
     fn record(&mut self, record: Record) {
         self.last_taken = record.rev;
         self.undelivered.push_back(record.rev);
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::OverlayForgotten) {
+            return self.batch.push(record);
+        }
         self.overlay.push(&record);
         self.batch.push(record);
     }
@@ -409,6 +425,10 @@ impl Shard {
             all if all == self.batch.len() => std::mem::take(&mut self.batch),
             some => self.batch.drain(..some).collect(),
         };
+        #[cfg(feature = "mutations")]
+        if crate::model::mutation::on(crate::model::mutation::Mutation::LowClearedAtHandOut) {
+            reign.watermark.delivered(self.id, None);
+        }
         Some(Payload { epoch: reign.epoch, v: reign.watermark.visible(), body: Body::Batch(records) })
     }
 
@@ -438,6 +458,8 @@ impl Shard {
             return Err(Fault::Broken(format!("shard {}: a part of {change:?} came unfrozen", self.id)));
         }
         let idle = self.undelivered.is_empty();
+        #[cfg(feature = "mutations")]
+        let idle = idle && !crate::model::mutation::on(crate::model::mutation::Mutation::PartUnregistered);
         self.reign()?.watermark.register(self.id, rev, idle);
         self.record(Record { rev, parts, changes });
         Ok(())
@@ -473,6 +495,12 @@ impl Shard {
     /// V stands at `v`: applies what that releases and hands out the answers that may go.
     pub fn visible(&mut self, v: i64, answers: &mut Vec<Answered>) -> Result<(), Fault> {
         self.release(Some(v))?;
+        #[cfg(feature = "mutations")]
+        let v = if crate::model::mutation::on(crate::model::mutation::Mutation::AnswerBeforeVisible) {
+            i64::MAX
+        } else {
+            v
+        };
         while self.waiters.front().is_some_and(|(revision, _)| *revision <= v) {
             answers.extend(self.waiters.pop_front().map(|(_, answered)| answered));
         }
@@ -539,7 +567,7 @@ impl Shard {
         let mut complete = true;
         match step {
             Step::Record { record, number, last, verdict } => {
-                if stands && !self.was_applied(index, number, &record) {
+                if stands && !self.was_applied(index, number) {
                     self.last_applied = record.rev;
                     if self.store.apply_slice(&record, DELETE_KEYS_SLICE)? == Progress::More {
                         self.applied_in_part(&record);
@@ -585,13 +613,12 @@ impl Shard {
 
     /// Whether a checkpoint holds this record already, by its position: the first records of the entry after the
     /// last complete one may be in the tree (case S16).
-    fn was_applied(&self, index: u64, number: u32, record: &Record) -> bool {
+    fn was_applied(&self, index: u64, number: u32) -> bool {
         let applied = self.store.applied();
         #[cfg(feature = "mutations")]
-        if crate::model::mutation::on(crate::model::mutation::Mutation::ApplyByRevision) {
-            return record.rev <= applied.revision;
+        if crate::model::mutation::on(crate::model::mutation::Mutation::RecordOfEntryForgotten) {
+            return false;
         }
-        let _ = record;
         index == applied.position.entry + 1 && number < applied.position.record
     }
 
@@ -608,7 +635,11 @@ impl Shard {
         self.release(Some(v))?;
         let at = if request.revision > 0 { request.revision } else { v };
         // Compaction may have passed the revision since the request took its V (case S18).
-        if at < self.compacted {
+        let too_old = at < self.compacted;
+        #[cfg(feature = "mutations")]
+        let too_old =
+            too_old && !crate::model::mutation::on(crate::model::mutation::Mutation::CompactionUnchecked);
+        if too_old {
             return Ok(Read::Rejected(Rejection::Compacted));
         }
         if self.is_expanding() {
@@ -642,6 +673,17 @@ impl Shard {
         }
     }
 
+    /// What must hold when all is quiet.
+    pub fn at_rest(&self) -> Result<(), String> {
+        let waits = self.frozen.is_some()
+            || !(self.held.is_empty() && self.waiters.is_empty() && self.batch.is_empty())
+            || !(self.undelivered.is_empty() && self.pending.is_empty());
+        if waits {
+            return Err(format!("all is quiet, and shard {} still has something to do", self.id));
+        }
+        Ok(())
+    }
+
     /// What must hold between any two steps.
     pub fn invariants(&self) -> Result<(), String> {
         if !self.undelivered.iter().zip(self.undelivered.iter().skip(1)).all(|(a, b)| a < b) {
@@ -654,6 +696,11 @@ impl Shard {
             && self.store.applied().revision > reign.watermark.visible()
         {
             return Err(format!("shard {}: something above V is applied", self.id));
+        }
+        if let (Some(reign), Some(first)) = (&self.reign, self.undelivered.front())
+            && reign.watermark.visible() >= *first
+        {
+            return Err(format!("shard {}: V covers revision {first}, which is not delivered", self.id));
         }
         Ok(())
     }

@@ -256,6 +256,8 @@ impl History {
     /// Whether the revision holds exactly these changes.
     fn stands(&self, revision: i64, changes: &[Change], state: &State) -> bool {
         let mut want = BTreeMap::new();
+        // A range means the keys that live just before its change, not before the revision.
+        let mut live: BTreeSet<Bytes> = state.keys().cloned().collect();
         let tombstone = |key: &Bytes| Stored {
             tombstone: true,
             kv: KeyValue { key: key.clone(), mod_revision: revision, ..Default::default() },
@@ -263,14 +265,17 @@ impl History {
         for change in changes {
             match change {
                 Change::Put { sub, kv } => {
+                    live.insert(kv.key.clone());
                     want.insert(*sub, Stored { tombstone: false, kv: kv.clone() });
                 }
                 Change::Delete { sub, key } => {
+                    live.remove(key);
                     want.insert(*sub, tombstone(key));
                 }
                 Change::DeleteRange { first_sub, range, .. } => {
-                    let keys = state.keys().filter(|key| range.contains(key));
-                    want.extend((*first_sub..).zip(keys.map(tombstone)));
+                    let dead: Vec<Bytes> = live.iter().filter(|key| range.contains(key)).cloned().collect();
+                    live.retain(|key| !range.contains(key));
+                    want.extend((*first_sub..).zip(dead.iter().map(tombstone)));
                 }
             }
         }

@@ -6,6 +6,8 @@
 //! `SIM_SEED=17 SIM_TRACE=1 cargo test --test sim one_seed -- --nocapture`.
 
 mod history;
+#[cfg(feature = "mutations")]
+mod mutations;
 mod workload;
 mod world;
 

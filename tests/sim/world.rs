@@ -9,11 +9,12 @@ use crate::workload;
 use bytes::Bytes;
 use etcore::btree;
 use etcore::env::Disk;
-use etcore::env::sim::{Crash, Dice, SimDisk};
-use etcore::model::{CoreId, Fault, KeyRange, KeyValue, Rev, ShardId};
+use etcore::env::sim::{Call, Crash, Dice, Failure, SimDisk};
+use etcore::model::{CoreId, Fault, KeyRange, KeyValue, Request, Rev, ShardId};
+use etcore::proto::etcdserverpb as pb;
 use etcore::raft::Birth;
 use etcore::router::RangeMap;
-use etcore::runtime::{Control, Core, Effect, Home, Identity, Job, Message, Pace};
+use etcore::runtime::{Control, Core, Effect, Home, Identity, Job, Message, Pace, boot};
 use etcore::wal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -78,6 +79,10 @@ pub struct World {
     requests: u64,
     steps: u64,
     slow: BTreeSet<CoreId>,
+    /// Senders and receivers between which nothing goes for a while.
+    stuck: BTreeSet<(CoreId, CoreId)>,
+    /// Cores are often stopped inside a scan.
+    long_scans: bool,
     trace: bool,
     digest: DefaultHasher,
 }
@@ -85,6 +90,8 @@ pub struct World {
 /// Steps in one life of the node, and lives in one run.
 const STEPS_PER_LIFE: u64 = 400;
 const LIVES: u64 = 4;
+/// In what units a log is written.
+const BLOCK: usize = 4096;
 
 impl World {
     pub fn new(seed: u64) -> Self {
@@ -123,6 +130,8 @@ impl World {
             requests: 0,
             steps: 0,
             slow: BTreeSet::new(),
+            stuck: BTreeSet::new(),
+            long_scans: seed % 2 == 1,
             trace: std::env::var_os("SIM_TRACE").is_some(),
             digest: DefaultHasher::new(),
         }
@@ -153,14 +162,12 @@ impl World {
         for life in 0..LIVES {
             let last = life + 1 == LIVES;
             self.disk_dir()?;
-            if !last && self.dice.one_in(6) {
-                let calls = self.dice.below(60);
-                self.disk.cut_power_after(calls);
-                self.note(format_args!("life {life}: the power will go after {calls} calls"));
+            if !last {
+                self.plan_trouble();
             }
             match self.live(last) {
                 Ok(()) => {}
-                // With the power gone every call fails, which is no fault of the machine.
+                // A call failed, by the power or by itself. The machine says so and is not asked again.
                 Err(Stop::Fault(Fault::Io { .. })) if !last => {}
                 Err(stop) => return Err(stop),
             }
@@ -170,7 +177,97 @@ impl World {
             self.history.forget_asked();
         }
         self.history.settle()?;
-        Ok(())
+        if self.dice.one_in(3) { self.damage() } else { Ok(()) }
+    }
+
+    /// A disk that will fail in this life: the power goes between two calls, often inside a takeover; or one call
+    /// fails once and would succeed if it were repeated (case D3).
+    fn plan_trouble(&mut self) {
+        match self.dice.below(12) {
+            0..=2 => {
+                let most = [20, 60, 200][self.dice.below(3) as usize];
+                let calls = self.dice.below(most);
+                self.disk.cut_power_after(calls);
+                self.note(format_args!("the power will go after {calls} calls"));
+            }
+            3..=4 => {
+                let call = [Call::Sync, Call::Sync, Call::Write, Call::SyncDir][self.dice.below(4) as usize];
+                let after = self.dice.below(60);
+                self.note(format_args!("a {call:?} will fail after {after} more"));
+                self.disk.fail(Failure { call, path: "/".into(), after, times: 1, errno: libc::EIO });
+            }
+            _ => {}
+        }
+    }
+
+    /// What was acknowledged in one shard's log rots: one record behind which another flush stands (case D2), or
+    /// everything from there on while the other shards' seals prove a higher V (case D8). The next start refuses,
+    /// or finds everything that was shown in spite of it.
+    fn damage(&mut self) -> Result<(), Stop> {
+        let mut node = self.boot()?;
+        self.quiesce(&mut node)?;
+        let before = self.log_blocks()?;
+        let shards = node.cores.iter().flat_map(|core| core.shards()).count();
+        for shard in 0..shards {
+            let key = shard.checked_sub(1).map_or(Bytes::from_static(b"A"), |at| self.splits[at].clone());
+            for _ in 0..1 + self.dice.below(3) {
+                self.requests += 1;
+                let value = Bytes::from(self.requests.to_string());
+                let put = pb::PutRequest { key: key.clone(), value, ..Default::default() };
+                self.ask_core(&mut node, 0, Request::Put(put))?;
+            }
+        }
+        self.settle(&mut node, 20_000)?;
+        // Quiet, and every log is sealed with the V of now.
+        // What a log carries over from an old segment may come before the seal.
+        for _ in 0..3 {
+            self.now += Duration::from_millis(6);
+            for core in 0..self.cores as CoreId {
+                node.cores[core as usize].tick(self.now)?;
+                self.core_turn(&mut node, core)?;
+            }
+            self.settle(&mut node, 20_000)?;
+        }
+        drop(node);
+        let after = self.log_blocks()?;
+        let shard = 1 + self.dice.below(shards as u64) as ShardId;
+        let dir = boot::shard_dir(&self.home.dir, shard);
+        let mut written: Vec<_> = after
+            .iter()
+            .filter(|(place, block)| place.0.starts_with(&dir) && before.get(*place) != Some(*block))
+            .map(|(place, _)| place.clone())
+            .collect();
+        if shards == 1 || self.dice.coin() {
+            written.truncate(1);
+        }
+        for (path, block) in &written {
+            self.disk.corrupt(path, block * BLOCK as u64 + self.dice.below(60), 0x41);
+        }
+        self.note(format_args!("damage to shard {shard}: {written:?}"));
+        self.history.forget_asked();
+        self.disk.crash(Crash { seed: self.dice.draw(), tear: false });
+        match self.boot() {
+            Ok(_) | Err(Stop::Fault(Fault::Damage { .. } | Fault::Refused(_))) => Ok(()),
+            Err(stop) => Err(stop),
+        }
+    }
+
+    /// All blocks of the shards' logs that hold something.
+    fn log_blocks(&self) -> Result<BTreeMap<(PathBuf, u64), Vec<u8>>, Stop> {
+        let io = |error: std::io::Error| Stop::Violation(error.to_string());
+        let mut blocks = BTreeMap::new();
+        for shard in 1..=self.splits.len() as ShardId + 1 {
+            let dir = boot::shard_dir(&self.home.dir, shard).join("log");
+            for name in self.home.disk.list(&dir).map_err(io)? {
+                let path = dir.join(name);
+                for (number, block) in (0..).zip(self.disk.contents(&path).map_err(io)?.chunks(BLOCK)) {
+                    if block.iter().any(|byte| *byte != 0) {
+                        blocks.insert((path.clone(), number), block.to_vec());
+                    }
+                }
+            }
+        }
+        Ok(blocks)
     }
 
     fn disk_dir(&self) -> Result<(), Stop> {
@@ -252,6 +349,13 @@ impl World {
                 self.slow.insert(actor);
             }
         }
+        if self.dice.one_in(30) {
+            let actors = self.cores as u64 + 1;
+            let pair = (self.dice.below(actors) as CoreId, self.dice.below(actors) as CoreId);
+            if !self.stuck.remove(&pair) {
+                self.stuck.insert(pair);
+            }
+        }
         match self.dice.below(10) {
             0 => self.tick(node),
             1..=2 if clients && self.history.in_flight() < 12 => self.ask(node),
@@ -285,9 +389,13 @@ impl World {
         if node.scanning.contains(&core) || !node.cores[core as usize].serves() {
             return Ok(());
         }
+        let request = workload::request(&mut self.dice, self.requests + 1, self.history.shown());
+        self.ask_core(node, core, request)
+    }
+
+    fn ask_core(&mut self, node: &mut Node, core: CoreId, request: Request) -> Result<(), Stop> {
         self.requests += 1;
         let token = self.requests;
-        let request = workload::request(&mut self.dice, token, self.history.shown());
         self.note(format_args!("client asks core {core}: {token} {request:?}"));
         self.history.asked(token, request.clone());
         node.cores[core as usize].request(token, request)?;
@@ -325,9 +433,11 @@ impl World {
         let choice = self.dice.below(choices as u64) as usize;
         let Some(&(from, to)) = pairs.get(choice) else {
             let core = node.scanning.iter().copied().nth(choice - pairs.len()).unwrap_or(0);
-            return self.scan_step(node, core);
+            // A core may be stopped between two loads for as long as any other.
+            let stops = self.dawdles(core) || self.long_scans && !self.dice.one_in(6);
+            return if stops { Ok(()) } else { self.scan_step(node, core) };
         };
-        if self.dawdles(to) {
+        if self.dawdles(to) || self.stuck.contains(&(from, to)) && !self.dice.one_in(100) {
             return Ok(());
         }
         for _ in 0..1 + self.dice.below(3) {
@@ -361,7 +471,7 @@ impl World {
             return Ok(());
         }
         machine.turn_end()?;
-        machine.invariants()?;
+        node.cores.iter().try_for_each(Core::invariants)?;
         node.scanning.remove(&core);
         self.look(node)?;
         self.take_core_effects(node, core)
@@ -454,24 +564,7 @@ impl World {
 
     /// Lets everything come to rest: then V = next − 1, and nobody waits.
     fn quiesce(&mut self, node: &mut Node) -> Result<(), Stop> {
-        self.slow.clear();
-        for _ in 0..20_000 {
-            let busy = !node.jobs.is_empty()
-                || !node.scanning.is_empty()
-                || node.mail.values().any(|queue| !queue.is_empty());
-            if !busy && self.history.in_flight() == 0 {
-                break;
-            }
-            if busy {
-                match self.dice.below(3) {
-                    0 => self.job_step(node)?,
-                    _ => self.deliver(node)?,
-                }
-            } else {
-                // A physical compaction needs ticks to get on.
-                self.tick(node)?;
-            }
-        }
+        self.settle(node, 20_000)?;
         if self.history.in_flight() > 0 {
             return Err(Stop::Violation(format!("{} requests are never answered", self.history.in_flight())));
         }
@@ -490,8 +583,37 @@ impl World {
                 self.scan_step(node, core)?;
             }
         }
+        for machine in &node.cores {
+            machine.at_rest().map_err(Stop::Violation)?;
+        }
         self.look(node)?;
         self.compare_with_history(node)
+    }
+
+    /// Until nobody has anything to do and everything is answered.
+    fn settle(&mut self, node: &mut Node, steps: u64) -> Result<(), Stop> {
+        self.slow.clear();
+        self.stuck.clear();
+        for _ in 0..steps {
+            let busy = !node.jobs.is_empty()
+                || !node.scanning.is_empty()
+                || node.mail.values().any(|queue| !queue.is_empty());
+            let expanding =
+                node.cores.iter().flat_map(|core| core.shards()).any(|shard| shard.is_expanding());
+            if !busy && !expanding && self.history.in_flight() == 0 {
+                break;
+            }
+            if busy {
+                match self.dice.below(3) {
+                    0 => self.job_step(node)?,
+                    _ => self.deliver(node)?,
+                }
+            } else {
+                // A physical compaction and a long deletion need ticks to get on.
+                self.tick(node)?;
+            }
+        }
+        Ok(())
     }
 }
 
