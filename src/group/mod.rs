@@ -305,9 +305,6 @@ impl Group {
         if self.flushing.is_some() || self.unflushed.is_some() {
             return None;
         }
-        #[cfg(feature = "mutations")]
-        let v =
-            if crate::model::mutation::on(crate::model::mutation::Mutation::SealWithoutV) { 0 } else { v };
         if !self.log.pending() && !self.log.seal(&v.to_le_bytes()) {
             return None;
         }

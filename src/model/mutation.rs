@@ -33,8 +33,6 @@ pub enum Mutation {
     CutVoidsNothing,
     /// Do not look for holes below the known V (case D8).
     HoleAccepted,
-    /// Seal the log without saying V (case D8).
-    SealWithoutV,
     /// Store no position for the data at all: the one that the checkpoint before stored stays (case D4).
     PositionBehind,
     /// Begin a range record anew after a restart instead of going on at its cursor (case D10).

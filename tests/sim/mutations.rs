@@ -28,7 +28,6 @@ const TABLE: &[(Mutation, &str, u64)] = &[
     (Mutation::CutOneFar, "design 5.5", 20),
     (Mutation::CutVoidsNothing, "Z1", 50),
     (Mutation::HoleAccepted, "D8", 50),
-    (Mutation::SealWithoutV, "D8", 200),
     (Mutation::RecordOfEntryForgotten, "S16", 50),
     (Mutation::PositionBehind, "D4", 50),
     (Mutation::RangeRestarted, "D10", 300),
