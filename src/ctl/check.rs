@@ -120,6 +120,8 @@ struct Entry {
 struct MetaRead {
     epoch: u64,
     compacted: i64,
+    /// The highest V that its seals know.
+    sealed_v: i64,
     map: Option<RangeMap>,
 }
 
@@ -208,7 +210,8 @@ impl Walk<'_> {
         if state.birth.is_none() && log.sound {
             self.line(format_args!("the store was not yet born"))?;
         }
-        Ok(log.sound.then_some(MetaRead { epoch: state.epoch, compacted: state.compacted, map }))
+        let sealed_v = log.sealed_v;
+        Ok(log.sound.then_some(MetaRead { epoch: state.epoch, compacted: state.compacted, sealed_v, map }))
     }
 
     /// The shard with what its log adds to its tree; None if something of it cannot be read.
@@ -466,7 +469,7 @@ impl Walk<'_> {
                 }
             }
         }
-        match cut(&recoveries, &found, meta.compacted) {
+        match cut(&recoveries, &found, meta.compacted, meta.sealed_v) {
             Ok(r_star) => self.line(format_args!("revisions: whole up to {r_star}, from {lowest} on")),
             Err(fault) => {
                 let dir = self.dir.to_path_buf();

@@ -62,8 +62,10 @@ pub struct Group {
     /// A hard state that changed in its commit index only.
     lazy: Option<HardState>,
     delivered: u64,
-    /// The highest V that a seal of the log carried.
+    /// The highest V that a seal of the log carried when it was opened.
     sealed_v: i64,
+    /// V at the newest seal since.
+    sealed_under: i64,
 }
 
 impl std::fmt::Debug for Group {
@@ -129,6 +131,7 @@ impl Group {
             lazy: None,
             delivered: start.applied.0,
             sealed_v,
+            sealed_under: 0,
         })
     }
 
@@ -299,16 +302,28 @@ impl Group {
         Ok(())
     }
 
-    /// After a while without work: a seal with the V of now makes the acknowledged tail detectable (case D2). What
-    /// the log carries over from segments that are to go rides with it. None if there is nothing to write.
-    pub fn seal(&mut self, v: i64) -> Option<Flush> {
+    /// After a while without work: a seal with the V of now makes the acknowledged tail detectable (case D2). `still`:
+    /// V has not moved for a while; then a log that was sealed under a lower V is sealed again, so that each proves
+    /// what the others may lose (case D8). What the log carries over from segments that are to go rides with it.
+    /// None if there is nothing to write.
+    pub fn seal(&mut self, v: i64, still: bool) -> Option<Flush> {
         if self.flushing.is_some() || self.unflushed.is_some() {
             return None;
         }
-        if !self.log.pending() && !self.log.seal(&v.to_le_bytes()) {
-            return None;
+        #[cfg(feature = "mutations")]
+        let v =
+            if crate::model::mutation::on(crate::model::mutation::Mutation::SealWithoutV) { 0 } else { v };
+        #[cfg(feature = "mutations")]
+        let still = still && !crate::model::mutation::on(crate::model::mutation::Mutation::SealedOnce);
+        let body = v.to_le_bytes();
+        if !self.log.pending() && !self.log.seal(&body) {
+            if !still || v <= self.sealed_under {
+                return None;
+            }
+            self.log.append(Kind::Seal, 0, &body);
         }
         let flush = self.log.flush()?;
+        self.sealed_under = v;
         self.flushing = Some(None);
         Some(flush)
     }

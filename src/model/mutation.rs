@@ -7,6 +7,10 @@ use std::cell::Cell;
 pub enum Mutation {
     /// Scan the lows before the slots (case S3).
     LowsBeforeSlots,
+    /// Seal a log without V (case D8).
+    SealWithoutV,
+    /// Leave a sealed log as it is when V rises (case D8).
+    SealedOnce,
     /// Count a ready as persisted before its flush (case S14).
     AcknowledgeBeforePersist,
     /// Name V instead of p in an answer that changed nothing (case S12).

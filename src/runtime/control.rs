@@ -97,6 +97,8 @@ pub struct Control {
     checkpointing: bool,
     preparing: bool,
     quiet_since: Now,
+    /// V at the last tick, and since when it stands there.
+    v_seen: (i64, Now),
     checkpoint_entry: u64,
     stopped: usize,
     stopping: bool,
@@ -118,6 +120,7 @@ impl Control {
             checkpointing: false,
             preparing: false,
             quiet_since: Now::ZERO,
+            v_seen: (0, Now::ZERO),
             stopped: 0,
             stopping: false,
         }
@@ -244,7 +247,7 @@ impl Control {
                 found.insert(shard, revisions);
                 if found.len() == all {
                     let epoch = *epoch;
-                    let r_star = cut(recoveries, found, self.meta.state().compacted)?;
+                    let r_star = cut(recoveries, found, self.meta.state().compacted, self.group.sealed_v())?;
                     self.stage = Stage::Cutting { epoch, r_star, shards: BTreeSet::new() };
                     self.send_to_cores(|| Message::Cut { epoch, r_star });
                 }
@@ -434,8 +437,12 @@ impl Control {
     pub fn tick(&mut self, now: Now) -> Result<(), Fault> {
         let quiet = now.saturating_sub(self.quiet_since);
         let v = self.reign().map_or(0, |reign| reign.watermark.visible());
+        if v != self.v_seen.0 {
+            self.v_seen = (v, now);
+        }
+        let still = now.saturating_sub(self.v_seen.1) >= self.pace.seal_after;
         if quiet >= self.pace.seal_after
-            && let Some(flush) = self.group.seal(v)
+            && let Some(flush) = self.group.seal(v, still)
         {
             self.effects.push(Effect::Run(Job::Flush { shard: 0, flush }));
         }
@@ -462,14 +469,15 @@ impl Control {
     }
 }
 
-/// Computes R* (design 5.5): from the highest known V, the longest run of revisions of which every part is there.
+/// Computes R* (design 5.5): from the highest known V (`sealed_v`: what the seals of meta's log know), the longest run of revisions of which every part is there.
 /// Refuses if anything between the lowest checkpoint and the known V is missing: that was acknowledged.
 pub fn cut(
     recoveries: &BTreeMap<ShardId, Recovery>,
     found: &BTreeMap<ShardId, Vec<(i64, Parts)>>,
     compacted: i64,
+    sealed_v: i64,
 ) -> Result<i64, Fault> {
-    let base = recoveries.values().map(|r| r.known_v).max().unwrap_or(1);
+    let base = recoveries.values().map(|r| r.known_v).fold(sealed_v.max(1), i64::max);
     #[cfg(feature = "mutations")]
     let base = if crate::model::mutation::on(crate::model::mutation::Mutation::CutFromLowest) {
         recoveries.values().map(|r| r.known_v).min().unwrap_or(1)
@@ -550,23 +558,23 @@ mod tests {
             recovery(1, 3, 1, &[(2, &[]), (3, &[]), (5, &[1, 2]), (7, &[])]),
             recovery(2, 1, 1, &[(4, &[]), (5, &[1, 2]), (6, &[1, 2])]),
         ]);
-        assert_eq!(cut(&recoveries, &BTreeMap::new(), -1).unwrap(), 5, "6 lacks its part in shard 1");
+        assert_eq!(cut(&recoveries, &BTreeMap::new(), -1, 0).unwrap(), 5, "6 lacks its part in shard 1");
     }
 
     #[test]
     fn a_hole_below_the_known_v_is_refused_with_revision_and_shard() {
         let recoveries =
             BTreeMap::from([recovery(1, 4, 1, &[(2, &[]), (3, &[1, 2]), (4, &[])]), recovery(2, 1, 1, &[])]);
-        let refusal = cut(&recoveries, &BTreeMap::new(), -1).unwrap_err().to_string();
+        let refusal = cut(&recoveries, &BTreeMap::new(), -1, 0).unwrap_err().to_string();
         assert!(refusal.contains("revision 3") && refusal.contains("shard 2"), "{refusal}");
         let found = BTreeMap::from([(2, vec![(3, smallvec![1, 2])])]);
-        assert_eq!(cut(&recoveries, &found, -1).unwrap(), 4, "it may stand in a tree");
+        assert_eq!(cut(&recoveries, &found, -1, 0).unwrap(), 4, "it may stand in a tree");
     }
 
     #[test]
     fn what_is_compacted_need_not_be_found() {
         let recoveries = BTreeMap::from([recovery(1, 9, 1, &[(8, &[]), (9, &[]), (10, &[])])]);
-        assert_eq!(cut(&recoveries, &BTreeMap::new(), 7).unwrap(), 10);
-        assert!(cut(&recoveries, &BTreeMap::new(), 6).is_err());
+        assert_eq!(cut(&recoveries, &BTreeMap::new(), 7, 0).unwrap(), 10);
+        assert!(cut(&recoveries, &BTreeMap::new(), 6, 0).is_err());
     }
 }

@@ -174,6 +174,8 @@ pub struct Core {
     /// Reads off the cores that run, and those that wait for one of them to end.
     long_running: usize,
     long_waiting: VecDeque<Job>,
+    /// V at the last tick, and since when it stands there.
+    v_still: (i64, Now),
     stopping: bool,
     stopped: bool,
     /// Who waits until each shard has finished that many checkpoints.
@@ -231,6 +233,7 @@ impl Core {
             v_seen: 0,
             long_running: 0,
             long_waiting: VecDeque::new(),
+            v_still: (0, Now::ZERO),
             stopping: false,
             stopped: false,
             defragmenting: Vec::new(),
@@ -1117,6 +1120,9 @@ impl Core {
     pub fn tick(&mut self, now: Now) -> Result<(), Fault> {
         let Some(reign) = self.reign.clone() else { return Ok(()) };
         let v = reign.watermark.visible();
+        if v != self.v_still.0 {
+            self.v_still = (v, now);
+        }
         for index in 0..self.units.len() {
             self.expand(index, v)?;
             self.compact_slice(index, v)?;
@@ -1159,12 +1165,13 @@ impl Core {
         let pace = self.pace;
         let asked = self.defragmenting.iter().map(|(_, due)| due[index]).max().unwrap_or(0);
         let stopping = self.stopping;
+        let still = now.saturating_sub(self.v_still.1) >= pace.seal_after;
         let unit = &mut self.units[index];
         let wanted = stopping || asked > unit.begun;
         let shard = unit.shard.id();
         let quiet = now.saturating_sub(unit.quiet_since);
         if quiet >= pace.seal_after
-            && let Some(flush) = unit.group.seal(v)
+            && let Some(flush) = unit.group.seal(v, still)
         {
             self.effects.push(Effect::Run(Job::Flush { shard, flush }));
         }
