@@ -42,8 +42,9 @@ const EXPECTED_BYTES_FIRST: usize = 1 << 20;
 const EXPECTED_BYTES_MIN: usize = 1 << 10;
 /// How fast a large answer is forgotten: by this part with each that follows.
 const EXPECTED_DECAY: usize = 16;
-/// How long no answer may come while requests wait for nothing but answers.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long no answer may come while requests wait for nothing but answers. Long enough that a busy machine is not
+/// taken for calls that wait for each other: each time that patience ends, a client that never reads may hold more.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The bytes of answers that one connection holds.
 pub(super) struct Pressure {
