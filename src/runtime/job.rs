@@ -3,7 +3,7 @@
 
 use super::message::PieceRead;
 use crate::btree::{Checkpoint, Discarded};
-use crate::model::limits::READ_ON_CORE_KEYS_MAX;
+use crate::model::limits::{READ_ON_CORE_BYTES_MAX, READ_ON_CORE_KEYS_MAX};
 use crate::model::{Fault, KeyRange, Response, ShardId, encoded};
 use crate::mvcc::{self, Budget, HashWalk, KvHash, Piece, Reader};
 use crate::proto::etcdserverpb as pb;
@@ -103,7 +103,9 @@ impl ReadJob {
         let mut response = mvcc::assemble(pieces, &self.request);
         response.header = Some(self.header);
         // To encode it, and to give back its many small pieces of memory, would stop a core.
-        self.response = Some(if response.kvs.len() > READ_ON_CORE_KEYS_MAX {
+        let bytes: usize = response.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+        let long = response.kvs.len() > READ_ON_CORE_KEYS_MAX || bytes > READ_ON_CORE_BYTES_MAX;
+        self.response = Some(if long {
             Response::RangeEncoded(encoded::encode(response))
         } else {
             Response::Range(response)
