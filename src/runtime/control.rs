@@ -469,7 +469,8 @@ impl Control {
     }
 }
 
-/// Computes R* (design 5.5): from the highest known V (`sealed_v`: what the seals of meta's log know), the longest run of revisions of which every part is there.
+/// Computes R* (design 5.5): from the highest known V (`sealed_v`: what the seals of meta's log know), the longest
+/// run of revisions of which every part is there.
 /// Refuses if anything between the lowest checkpoint and the known V is missing: that was acknowledged.
 pub fn cut(
     recoveries: &BTreeMap<ShardId, Recovery>,
